@@ -1,0 +1,310 @@
+"""The engine side of the control path: report and apply, on the engine thread.
+
+Built by our scheduler around vLLM's own managers. Everything is counted where it changes,
+so a report costs time in proportion to running requests, not to blocks or pages.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
+from vllm.v1.hisparse.types import ACTIVE_TAIL_PAGES
+
+from hisparsed.engine.admission import WaitingCall, held_prefix_first
+from hisparsed.engine.chunks import ChunkLayout
+from hisparsed.engine.held_prefix import HeldPrefix
+from hisparsed.engine.host_pool import CountingHostPool
+from hisparsed.engine.hot_lease import CountingResidentManager, LeasedHotManager
+from hisparsed.engine.ledger import HostLedger
+from hisparsed.engine.messages import (
+    AdmissionCommand,
+    AdmissionOrder,
+    ApplyResult,
+    EngineCommand,
+    EngineReport,
+    GeometryReport,
+    HostReport,
+    HotReport,
+    RequestsReport,
+)
+from hisparsed.engine.offload import LentOffloadingManager
+from hisparsed.engine.sessions import SessionTable
+
+_DEFAULT_SESSION_TTL_S = 300.0
+"""95 % of coding-agent calls return within this time."""
+
+
+def _find_offload_manager(connector: Any) -> LentOffloadingManager:
+    children = getattr(connector, "sub_connectors", [connector])
+    for child in children:
+        if isinstance(child, OffloadingConnector) and child.connector_scheduler is not None:
+            manager = child.connector_scheduler.manager
+            if isinstance(manager, LentOffloadingManager):
+                return manager
+            raise TypeError(
+                f"the offloading connector uses {type(manager).__name__}; its spec_name must "
+                "be one of hisparsed's"
+            )
+    raise TypeError("no OffloadingConnector among the configured KV connectors")
+
+
+class EngineControl:
+    """Levers and counters of one engine core. ``scheduler`` is vLLM's, fully built."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._cache_manager = scheduler.kv_cache_manager
+        self._coordinator = get_hisparse_coordinator(self._cache_manager)
+        config = self._cache_manager.kv_cache_config
+        self._offload = _find_offload_manager(scheduler.connector)
+        self._host_pool = self._coordinator.get_host_block_pool()
+        self._host_pool.__class__ = CountingHostPool
+        self._host_pool.start_counting()
+        self._topk = int(scheduler.vllm_config.model_config.hf_config.index_topk)
+        self._query_len = 1 + int(scheduler.num_spec_tokens)
+        self._hot: list[LeasedHotManager] = []
+        for manager in self._coordinator.hot_managers:
+            manager.__class__ = LeasedHotManager
+            manager.start_leases(manager.blocks_per_request)
+            self._hot.append(manager)
+        self._resident: list[CountingResidentManager] = []
+        for manager in self._coordinator.resident_managers:
+            manager.__class__ = CountingResidentManager
+            manager.start_counting()
+            self._resident.append(manager)
+        self._block_tokens = int(self._coordinator.host_manager.block_size)
+        source_group = int(self._coordinator.host_group_id)
+        layout = self._chunk_layout(config, source_group)
+        self._offload.bind_layout(layout)
+        max_model_len = int(scheduler.max_model_len)
+        floor = -(-max_model_len // self._block_tokens) + 2
+        self.ledger = HostLedger(self._host_pool, self._offload, layout, floor)
+        self._held = HeldPrefix(
+            self._cache_manager.coordinator,
+            self._offload._policy,
+            source_group,
+            source_group + 1,
+            self._block_tokens,
+        )
+        self.sessions = SessionTable(_DEFAULT_SESSION_TTL_S)
+        self._admission = AdmissionCommand()
+        self._configured_max_running = int(scheduler.max_num_active_reqs)
+        self._multiplier = self._blocks_to_multiplier(self._hot[0].next_lease_blocks)
+        self._default_watermark = True
+        self._geometry = self._describe(config, layout, floor, source_group)
+        self.preemptions = 0
+        self.finished = 0
+        self._steps = 0
+        self._scheduled_tokens = 0
+        self._waiting_for_blocks = False
+        self._held_back = 0
+
+    # --- geometry ------------------------------------------------------------------
+
+    @staticmethod
+    def _chunk_layout(config: Any, source_group: int) -> ChunkLayout:
+        source = config.kv_cache_groups[source_group]
+        indexer = config.kv_cache_groups[source_group + 1]
+        layers = len(source.layer_names)
+        return ChunkLayout(
+            layers=layers,
+            slice_bytes=_group_bytes(source) // layers,
+            chunk_bytes=_group_bytes(indexer),
+        )
+
+    def _describe(
+        self, config: Any, layout: ChunkLayout, floor: int, source_group: int
+    ) -> GeometryReport:
+        hot_groups = len(self._hot)
+        row_bytes = layout.block_bytes // self._block_tokens // max(1, hot_groups)
+        return GeometryReport(
+            block_tokens=self._block_tokens,
+            host_block_bytes=layout.block_bytes,
+            chunk_tokens=self._block_tokens,
+            chunk_bytes=layout.chunk_bytes,
+            chunks_per_host_block=layout.chunks_per_block,
+            offload_copies=1,
+            budget_blocks=self.ledger.budget,
+            floor_blocks=floor,
+            max_model_len=int(self._scheduler.max_model_len),
+            topk=self._topk,
+            decode_query_len=self._query_len,
+            gpu_blocks=int(config.num_blocks),
+            hot_groups=hot_groups,
+            max_lease_blocks=self._hot[0].blocks_per_request,
+            max_num_seqs=int(self._scheduler.max_num_running_reqs),
+            row_bytes=row_bytes,
+        )
+
+    def _multiplier_to_blocks(self, multiplier: float) -> int:
+        rows = multiplier * self._topk * self._query_len
+        return max(1, math.ceil(rows / self._block_tokens - 1e-9))
+
+    def _blocks_to_multiplier(self, blocks: int) -> float:
+        return blocks * self._block_tokens / (self._topk * self._query_len)
+
+    # --- called by the scheduler ----------------------------------------------------
+
+    def before_schedule(self, now_s: float) -> None:
+        """Let the ledger take its step and put waiting calls in order."""
+        if not self.ledger.settled():
+            self.ledger.advance(self.head_need_blocks())
+        waiting = self._scheduler.waiting
+        if self._admission.order == "held-prefix-first" and len(waiting) > 1:
+            self._reorder(waiting, now_s)
+
+    def after_schedule(self, output: Any) -> None:
+        scheduler = self._scheduler
+        self._steps += 1
+        self._scheduled_tokens += output.total_num_scheduled_tokens
+        waiting = len(scheduler.waiting)
+        limited = len(scheduler.running) >= scheduler.max_num_active_reqs
+        room = output.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens
+        self._waiting_for_blocks = bool(waiting) and not limited and room
+        below_own_limit = scheduler.max_num_active_reqs < self._configured_max_running
+        self._held_back = waiting if limited and below_own_limit else 0
+
+    def request_added(self, request: Any, now_s: float) -> None:
+        self.sessions.start(request.request_id, request.block_hashes, request.num_tokens, now_s)
+
+    def request_freed(self, request: Any, now_s: float) -> None:
+        self.finished += 1
+        self._held.forget(request.request_id)
+        self.sessions.finish(request.request_id, request.block_hashes, request.num_tokens, now_s)
+
+    def head_need_blocks(self) -> int:
+        """Host blocks that the head of the waiting queue needs to start; 0 when none waits."""
+        waiting = self._scheduler.waiting
+        if not waiting:
+            return 0
+        return -(-(waiting.peek_request().num_tokens + 1) // self._block_tokens) + 1
+
+    def _reorder(self, waiting: Any, now_s: float) -> None:
+        requests = list(waiting)
+        # Arrival times are wall-clock in vLLM; the offset to our clock is not needed, only
+        # how long each call has waited.
+        calls = [
+            WaitingCall(
+                index=index,
+                recompute_tokens=request.num_tokens - self._held.tokens(request, now_s),
+                waited_s=self._scheduler.waited_s(request),
+            )
+            for index, request in enumerate(requests)
+        ]
+        order = held_prefix_first(calls, self._admission.ageing_s)
+        if order != list(range(len(requests))):
+            waiting.clear()
+            waiting.extend(requests[index] for index in order)
+
+    # --- report and apply ------------------------------------------------------------
+
+    def apply(self, command: EngineCommand) -> ApplyResult:
+        """Put a command in force. Validated whole before anything changes."""
+        lease = None
+        if command.multiplier is not None:
+            lease = self._multiplier_to_blocks(command.multiplier)
+            if command.multiplier < 1:
+                raise ValueError(f"multiplier {command.multiplier} is below 1x top-k")
+        if command.offload_target_blocks is not None:
+            self.ledger.set_offload_target(command.offload_target_blocks)
+            self.ledger.advance(self.head_need_blocks())
+        if lease is not None:
+            for manager in self._hot:
+                manager.set_next_lease(lease)
+            self._multiplier = self._blocks_to_multiplier(self._hot[0].next_lease_blocks)
+        if command.transition_watermark == "default":
+            self._default_watermark = True
+        elif command.transition_watermark is not None:
+            self._default_watermark = False
+            self._coordinator.transition_watermark = command.transition_watermark
+        if self._default_watermark:
+            hot_cost = sum(manager.next_lease_blocks for manager in self._hot)
+            self._coordinator.transition_watermark = max(hot_cost, self._geometry.gpu_blocks // 10)
+        if command.admission is not None:
+            self._admission = command.admission
+            limit = command.admission.max_running or self._configured_max_running
+            self._scheduler.max_num_active_reqs = min(limit, self._configured_max_running)
+        if command.session_ttl_s is not None:
+            self.sessions.ttl_s = command.session_ttl_s
+        return ApplyResult(
+            offload_target_blocks=self.ledger.offload_target,
+            lent_blocks=self._offload.lent_blocks,
+            multiplier=self._multiplier,
+            lease_blocks=self._hot[0].next_lease_blocks,
+            transition_watermark=self._coordinator.transition_watermark,
+            admission_order=self._admission.order,
+            max_running=self._scheduler.max_num_active_reqs,
+            apply_us=0.0,
+        )
+
+    def report(self, now_s: float, hot_counters: dict[str, int]) -> EngineReport:
+        """One picture of the engine; ``hot_counters`` come from the node's workers."""
+        self.sessions.expire(now_s)
+        if not self.ledger.settled():
+            # An idle engine takes no steps; what can move, moves here.
+            self.ledger.advance(self.head_need_blocks())
+        host = self.ledger.counts()
+        order: AdmissionOrder = self._admission.order
+        leased = [manager.req_to_blocks for manager in self._hot]
+        return EngineReport(
+            monotonic_s=now_s,
+            steps=self._steps,
+            scheduled_tokens=self._scheduled_tokens,
+            geometry=self._geometry,
+            host=HostReport(
+                hisparse_capacity_blocks=host.hisparse_capacity,
+                hisparse_in_use_blocks=host.hisparse_in_use,
+                hisparse_idle_blocks=host.hisparse_idle,
+                hisparse_cached_blocks=self._host_pool.idle_cached_blocks,
+                offload_target_blocks=host.offload_target,
+                lent_blocks=host.lent,
+                pending_blocks=host.pending,
+                draining_blocks=host.draining,
+                offload_stored_chunks=self._offload.stored_chunks,
+                offload_in_flight_chunks=self._offload.in_flight_chunks,
+                head_need_blocks=self.head_need_blocks(),
+            ),
+            gpu_free_blocks=self._cache_manager.block_pool.get_num_free_blocks(),
+            waiting_for_blocks=self._waiting_for_blocks,
+            requests=self._requests_report(),
+            hot=HotReport(
+                multiplier=self._multiplier,
+                lease_blocks=self._hot[0].next_lease_blocks,
+                leased_requests=len(self._hot[0].lease_blocks),
+                leased_blocks=sum(len(blocks) for table in leased for blocks in table.values()),
+                **hot_counters,
+            ),
+            live_set_tokens=self.sessions.live_tokens,
+            live_sessions=len(self.sessions),
+            admission_order=order,
+            max_running=self._scheduler.max_num_active_reqs,
+            transition_watermark=self._coordinator.transition_watermark,
+            default_watermark=self._default_watermark,
+            report_us=0.0,
+        )
+
+    def _requests_report(self) -> RequestsReport:
+        running, waiting = self._scheduler.get_request_counts()
+        counts = {"full": 0, "mixed": 0, "none": 0}
+        for request in self._scheduler.running:
+            states = {manager.residency(request.request_id) for manager in self._resident}
+            counts[states.pop() if len(states) == 1 else "mixed"] += 1
+        return RequestsReport(
+            running=running,
+            waiting=waiting,
+            preemptions=self.preemptions,
+            finished=self.finished,
+            held_back=self._held_back,
+            **counts,
+        )
+
+
+def _group_bytes(group: Any) -> int:
+    """Bytes of one block over all layers of a cache group, flattened or not."""
+    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    if specs is not None:
+        return sum(int(specs[name].page_size_bytes) for name in group.layer_names)
+    return int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)

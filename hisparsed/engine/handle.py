@@ -1,0 +1,98 @@
+"""The engine as the daemon holds it: vLLM's AsyncLLM behind ``EnginePort``.
+
+One instance an engine life. Calls into the engine core are bounded in time, so a hung engine
+shows as a missed report rather than as a hung daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from hisparsed.control.engine_port import EngineGone, ServingCounters
+from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
+from hisparsed.engine.plugin import CONTROL_METHOD, LAUNCHED_ENV
+
+_CALL_TIMEOUT_S = 30.0
+"""One engine step may be a long prefill; a call waits for the step to end."""
+
+
+class EngineHandle:
+    """Implements ``EnginePort`` over a running ``AsyncLLM``."""
+
+    def __init__(self, llm: Any, stat_logger: Any) -> None:
+        self.llm = llm
+        self._stat_logger = stat_logger
+
+    @property
+    def alive(self) -> bool:
+        return not self.llm.errored
+
+    async def report(self) -> EngineReport:
+        return EngineReport.model_validate(await self._call("report", {}))
+
+    async def apply(self, command: EngineCommand) -> ApplyResult:
+        payload = command.model_dump(exclude_none=True)
+        return ApplyResult.model_validate(await self._call("apply", payload))
+
+    def serving(self) -> ServingCounters:
+        counters: ServingCounters = self._stat_logger.counters()
+        return counters
+
+    def unfinished_requests(self) -> int:
+        return int(self.llm.get_num_unfinished_requests())
+
+    async def _call(self, action: str, payload: dict[str, Any]) -> dict[str, Any]:
+        if not self.alive:
+            raise EngineGone("the engine core has died")
+        call = asyncio.ensure_future(
+            self.llm.engine_core.call_utility_async(CONTROL_METHOD, action, payload)
+        )
+        waited = 0.0
+        while True:
+            # The answer of a dead engine never comes, so look up from waiting at times.
+            done, _ = await asyncio.wait({call}, timeout=0.5)
+            if done:
+                answer: dict[str, Any] = call.result()
+                return answer
+            waited += 0.5
+            if not self.alive:
+                call.cancel()
+                raise EngineGone("the engine core died during a control call")
+            if waited >= _CALL_TIMEOUT_S:
+                call.cancel()
+                raise TimeoutError(f"engine control call {action!r} took over {_CALL_TIMEOUT_S} s")
+
+    def shutdown(self, timeout_s: float) -> None:
+        """Stop the engine core; blocks up to ``timeout_s``, then it is killed by vLLM."""
+        self.llm.shutdown(timeout=timeout_s)
+
+
+def start_engine(vllm_config: Any) -> EngineHandle:
+    """Start the engine core process and wait until it serves. Needs a running event loop.
+
+    Raises whatever vLLM raises when the engine cannot start; nothing is left running then.
+    """
+    os.environ[LAUNCHED_ENV] = "1"
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    llm = AsyncLLM.from_vllm_config(vllm_config)
+    return EngineHandle(llm, find_stat_logger(llm.logger_manager))
+
+
+def find_stat_logger(manager: Any) -> Any:
+    """Our stat logger among vLLM's; vLLM made it from the installed entry point.
+
+    Raises ``RuntimeError`` when hisparsed is on the path but not installed.
+    """
+    from hisparsed.engine.telemetry import HisparsedStatLogger
+
+    for logger in getattr(manager, "stat_loggers", []):
+        for candidate in (logger, *getattr(logger, "per_engine_stat_loggers", {}).values()):
+            if isinstance(candidate, HisparsedStatLogger):
+                return candidate
+    raise RuntimeError(
+        "vLLM did not load hisparsed's entry points; install the package (pip install -e .) "
+        "and check that VLLM_PLUGINS does not leave it out"
+    )

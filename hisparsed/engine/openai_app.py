@@ -1,0 +1,41 @@
+"""vLLM's own OpenAI-compatible application around our engine, without vLLM's server loop.
+
+The one place that knows how vLLM assembles its API; the daemon serves the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+async def build_openai_app(llm: Any, *, api_keys: list[str]) -> Any:
+    """The FastAPI application with its state. ``llm`` is an ``AsyncLLM``.
+
+    ``api_keys`` are required of clients when not empty. Prompt token details are on: they
+    carry the prefix hits that operators and the replay look at.
+    """
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    model_config = llm.model_config
+    arguments = [
+        "--model",
+        model_config.model,
+        "--served-model-name",
+        _served_name(model_config),
+        "--enable-prompt-tokens-details",
+        "--disable-uvicorn-access-log",
+    ]
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+    args.api_key = api_keys or None
+    tasks = await llm.get_supported_tasks()
+    app = build_app(args, tasks, model_config)
+    await init_app_state(llm, app.state, args, tasks)
+    return app
+
+
+def _served_name(model_config: Any) -> str:
+    name = model_config.served_model_name
+    return str(name[0] if isinstance(name, list) else name)

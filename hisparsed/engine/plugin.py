@@ -1,0 +1,52 @@
+"""vLLM general plugin: adds one control method to the engine core, and nothing else.
+
+vLLM loads general plugins into every process of every vLLM on the machine, so ``register``
+does nothing unless hisparsed launched the process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+LAUNCHED_ENV = "HISPARSED_ENGINE"
+"""Set by hisparsed for the processes it starts."""
+CONTROL_METHOD = "hisparsed_control"
+NO_HOT_COUNTERS = {
+    "references": 0,
+    "resident": 0,
+    "hits": 0,
+    "loads": 0,
+    "spills": 0,
+    "dropped": 0,
+    "h2d_bytes": 0,
+}
+
+
+def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """Serve one control call on the engine thread, between steps.
+
+    ``action`` is ``report`` or ``apply``; raises ``ValueError`` on others and on bad
+    payloads, which reaches the caller while the engine lives on.
+    """
+    from hisparsed.engine.messages import EngineCommand
+
+    scheduler = engine_core.scheduler
+    if action == "report":
+        counters = getattr(engine_core.model_executor, "hot_counters", None)
+        result = scheduler.hisparsed_report(counters() if counters else NO_HOT_COUNTERS)
+    elif action == "apply":
+        result = scheduler.hisparsed_apply(EngineCommand.model_validate(payload))
+    else:
+        raise ValueError(f"control action {action!r} is unknown; use 'report' or 'apply'")
+    answer: dict[str, Any] = result.model_dump()
+    return answer
+
+
+def register() -> None:
+    """Entry point of group ``vllm.general_plugins``; safe to call many times."""
+    if os.environ.get(LAUNCHED_ENV) != "1":
+        return
+    from vllm.v1.engine.core import EngineCore
+
+    setattr(EngineCore, CONTROL_METHOD, control)

@@ -1,0 +1,239 @@
+"""The reference node's executor: what stands where vLLM's GPU worker is.
+
+Runs in the engine-core process. Answers vLLM's executor contract, keeps request tables, and
+computes each step with the reference model over real bytes. Single process, no devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.hisparse.layout import get_hisparse_kv_cache_groups
+from vllm.v1.kv_cache_interface import MLAAttentionSpec, SparseCacheRole
+from vllm.v1.outputs import ModelRunnerOutput
+
+from hisparsed.engine.reference.connectors import ReferenceConnectors
+from hisparsed.engine.reference.geometry import (
+    INDEX_ROW_BYTES,
+    ROW_BYTES,
+    ReferenceGeometry,
+    indexer_layer_name,
+    kv_layer_name,
+)
+from hisparsed.engine.reference.hot import HotBuffers
+from hisparsed.engine.reference.model import ReferenceModel
+from hisparsed.engine.reference.requests import RequestTables
+from hisparsed.engine.reference.sampler import choose, printable_mask
+from hisparsed.engine.reference.step import Segment, StepKV
+from hisparsed.engine.reference.store import KVStore
+from hisparsed.engine.reference.weights import make_weights
+
+
+class ReferenceExecutor(Executor):  # type: ignore[misc]
+    """One-process executor. Options come in ``additional_config["hisparsed"]``."""
+
+    def _init_executor(self) -> None:
+        options = dict(self.vllm_config.additional_config.get("hisparsed", {}))
+        self._ack_lag_steps = int(options.get("ack_lag_steps", 1))
+        torch.set_num_threads(int(options.get("threads", 2)))
+        self._geometry = ReferenceGeometry.from_hf_config(self.model_config.hf_config)
+        self._model = ReferenceModel(self._geometry, make_weights(self._geometry))
+        self._allowed = printable_mask()
+        self._block_size = int(self.cache_config.block_size)
+
+    # --- start-up ---------------------------------------------------------------------
+
+    def get_kv_cache_specs(self) -> list[dict[str, Any]]:
+        specs: dict[str, Any] = {}
+        for group in range(self._geometry.index_groups):
+            for layer in self._geometry.group_layers(group):
+                leader = layer == self._geometry.group_layers(group)[0]
+                specs[kv_layer_name(layer)] = self._spec(ROW_BYTES, SparseCacheRole.SPARSE, leader)
+                if leader:
+                    specs[indexer_layer_name(layer)] = self._spec(
+                        INDEX_ROW_BYTES, SparseCacheRole.INDEXER, False
+                    )
+        for cache_group in get_hisparse_kv_cache_groups(self.vllm_config, specs) or []:
+            for name in cache_group.layer_names:
+                specs.setdefault(name, cache_group.kv_cache_spec)
+        return [specs]
+
+    def _spec(self, row_bytes: int, role: Any, leader: bool) -> Any:
+        return MLAAttentionSpec(
+            block_size=self._block_size,
+            num_kv_heads=1,
+            head_size=row_bytes,
+            dtype=torch.int8,
+            cache_role=role,
+            is_index_group_leader=leader,
+        )
+
+    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
+        return [["BLHNC"]]
+
+    def set_kv_cache_layout(self, layout_name: str, *rest: Any) -> None:
+        """vLLM resolved the only layout offered; 0.33 passes one more argument."""
+
+    def determine_available_memory(self) -> list[int]:
+        """Bytes for the slab; ``num_gpu_blocks_override`` sets the size that counts."""
+        return [1 << 30]
+
+    def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
+        config = kv_cache_configs[0]
+        geometry = self._geometry
+        self._store = KVStore(config, geometry, self._block_size)
+        hot_spec = config.kv_cache_groups[2 + geometry.index_groups].kv_cache_spec
+        rows = int(self.scheduler_config.max_num_seqs)
+        pages = -(-int(self.model_config.max_model_len) // self._block_size) + 2
+        self._tables = RequestTables(
+            rows, pages, geometry.index_groups, int(hot_spec.blocks_per_request)
+        )
+        self._hot = HotBuffers(
+            self._store, self._tables, int(hot_spec.blocks_per_request) * self._block_size
+        )
+        self._connectors = ReferenceConnectors(
+            self.vllm_config, config, self._store, self._ack_lag_steps
+        )
+
+    def compile_or_warm_up_model(self) -> None:
+        """Nothing to compile."""
+
+    def get_kv_connector_handshake_metadata(self) -> list[Any]:
+        return []
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    # --- steps ------------------------------------------------------------------------
+
+    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
+        output = self._run(scheduler_output)
+        if not non_block:
+            return output
+        future: Future[ModelRunnerOutput] = Future()
+        future.set_result(output)
+        return future
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        raise RuntimeError("the reference executor samples inside execute_model")
+
+    def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        self._hot.release(self._tables.remove(output.finished_req_ids))
+        segments = self._admit(output)
+        hisparse = self._connectors.before_forward(output.kv_connector_metadata)
+        for request_id, update in hisparse.residency_updates.items():
+            self._tables.update_residency(request_id, update.pages, update.block_ids)
+        sampled: dict[str, int] = {}
+        with torch.inference_mode():
+            if segments:
+                sampled = self._forward(segments)
+            connector_output = self._connectors.after_forward(output.finished_req_ids)
+        if not segments:
+            return ModelRunnerOutput.with_kv_conn_output_only(connector_output)
+        request_ids = [segment.request_id for segment in segments]
+        return ModelRunnerOutput(
+            req_ids=request_ids,
+            req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
+            sampled_token_ids=[
+                [sampled[request_id]] if request_id in sampled else [] for request_id in request_ids
+            ],
+            kv_connector_output=connector_output,
+        )
+
+    def _admit(self, output: SchedulerOutput) -> list[Segment]:
+        """Bring the tables up to date; segments of this step, decodes first."""
+        starts: dict[str, int] = {}
+        for new in output.scheduled_new_reqs:
+            state = self._tables.add(new)
+            self._hot.reset(state)
+            starts[new.req_id] = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for request_id, block_ids, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            state = self._tables.requests[request_id]
+            if block_ids is not None and self._tables.append_blocks(state, block_ids):
+                self._hot.lease_changed(state)
+            starts[request_id] = computed
+        segments = [
+            Segment(
+                request_id, self._tables.requests[request_id].row, starts[request_id], int(count)
+            )
+            for request_id, count in output.num_scheduled_tokens.items()
+        ]
+        segments.sort(key=lambda segment: segment.count != 1)
+        return segments
+
+    def _forward(self, segments: list[Segment]) -> dict[str, int]:
+        decodes = [segment for segment in segments if segment.count == 1]
+        prefills = [segment for segment in segments if segment.count != 1]
+        kv = StepKV(self._geometry, self._store, self._tables, self._hot, decodes, prefills)
+        states = [self._tables.requests[segment.request_id] for segment in segments]
+        tokens = [
+            token
+            for segment, state in zip(segments, states, strict=True)
+            for token in state.tokens[segment.start : segment.end]
+        ]
+        self._hot.invalidate(segments)
+        hidden = self._model.forward(torch.tensor(tokens), kv.positions, kv)
+        ends = torch.tensor([segment.count for segment in segments]).cumsum(0) - 1
+        emitting = [
+            index
+            for index, (segment, state) in enumerate(zip(segments, states, strict=True))
+            if segment.end >= len(state.tokens)
+        ]
+        if not emitting:
+            return {}
+        logits = self._model.logits(hidden.index_select(0, ends[emitting]))
+        sampled: dict[str, int] = {}
+        for row, index in zip(logits, emitting, strict=True):
+            state = states[index]
+            token = choose(
+                row,
+                self._allowed,
+                state.params,
+                request_id=segments[index].request_id,
+                generated=state.generated,
+            )
+            state.tokens.append(token)
+            sampled[segments[index].request_id] = token
+        return sampled
+
+    # --- the rest of the contract -----------------------------------------------------
+
+    def hot_counters(self) -> dict[str, int]:
+        """Cumulative resolver counters of the node, for the control report."""
+        return self._hot.counters()
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+    ) -> Any:
+        """Worker methods that have no meaning here answer ``None``, as from one worker."""
+        if not non_block:
+            return [None]
+        future: Future[list[Any]] = Future()
+        future.set_result([None])
+        return future
+
+    def check_health(self) -> None:
+        """Alive as long as the engine-core process is."""
+
+    def shutdown(self) -> None:
+        connectors = getattr(self, "_connectors", None)
+        if connectors is not None:
+            connectors.shutdown()
+
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        return False

@@ -1,0 +1,105 @@
+"""The byte-level tokenizer of the reference model and the folder that vLLM loads it from.
+
+Token ids 0..255 are the bytes of UTF-8; special tokens follow. Written as ordinary Hugging
+Face files, so vLLM's own chat and completion endpoints work unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+VOCAB_SIZE = 264
+"""256 bytes and the special tokens, padded to a multiple of 8."""
+EOS_TOKEN_ID = 256 + SPECIAL_TOKENS.index("<|eos|>")
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes, by byte value."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {chr(byte): byte for byte in printable}
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet.update({chr(256 + index): byte for index, byte in enumerate(hidden)})
+    return alphabet
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(name, path)
+
+
+def write_model_folder(folder: Path, model_config: Mapping[str, object]) -> Path:
+    """Write ``config.json`` and tokenizer files under ``folder``; returns it.
+
+    Safe to call again: files are replaced whole. Raises ``OSError`` when the folder cannot
+    be written.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL_TOKENS[0],
+        "eos_token": SPECIAL_TOKENS[1],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": model_config["max_position_embeddings"],
+        "chat_template": _CHAT_TEMPLATE,
+    }
+    _write_atomically(folder / "tokenizer.json", tokenizer.to_str())
+    _write_atomically(folder / "tokenizer_config.json", json.dumps(tokenizer_config, indent=1))
+    _write_atomically(folder / "config.json", json.dumps(dict(model_config), indent=1))
+    return folder
+
+
+def model_config(
+    *,
+    layers: int,
+    index_groups: int,
+    index_topk: int,
+    max_model_len: int,
+    seed: int,
+    hidden: int = 128,
+    heads: int = 4,
+    index_heads: int = 2,
+) -> dict[str, object]:
+    """``config.json`` of the reference model.
+
+    The architecture is one that vLLM does not treat as MLA: for MLA models its CPU platform
+    switches prefix caching and chunked prefill off. ``index_topk`` is what HiSparse asks for.
+    """
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": 2 * hidden,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": max_model_len,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 256,
+        "eos_token_id": EOS_TOKEN_ID,
+        "torch_dtype": "float32",
+        "index_topk": index_topk,
+        "index_n_groups": index_groups,
+        "index_n_heads": index_heads,
+        "reference_seed": seed,
+    }

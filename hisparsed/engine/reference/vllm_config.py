@@ -1,0 +1,131 @@
+"""vLLM's configuration for the reference node: HiSparse on a CPU, without patching vLLM.
+
+vLLM refuses HiSparse off CUDA when a ``VllmConfig`` is initialised, and the engine-core
+child initialises it again. The subclass here hides the two settings from that check alone;
+the checks that matter without CUDA are made by ``require_supported``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm.config import HiSparseConfig, KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+EXECUTOR = "hisparsed.engine.reference.executor.ReferenceExecutor"
+SCHEDULER = "hisparsed.engine.scheduler.HisparsedScheduler"
+
+
+class ReferenceVllmConfig(VllmConfig):  # type: ignore[misc]
+    """A ``VllmConfig`` whose platform check does not see HiSparse. Pickles by reference."""
+
+    def __post_init__(self) -> None:
+        hisparse = self.attention_config.hisparse_config
+        transfer = self.kv_transfer_config
+        self.attention_config.hisparse_config = None
+        self.kv_transfer_config = None
+        try:
+            super().__post_init__()
+        finally:
+            self.attention_config.hisparse_config = hisparse
+            self.kv_transfer_config = transfer
+
+
+@dataclass(frozen=True)
+class ReferenceOptions:
+    """What the node configuration decides; bytes, blocks and rows as named."""
+
+    model_folder: Path
+    host_budget_bytes: int
+    gpu_blocks: int
+    max_lease_rows: int
+    max_model_len: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    ack_lag_steps: int
+    threads: int
+    served_model_name: str
+    engine_args: dict[str, Any]
+
+
+def require_supported(config: VllmConfig) -> None:
+    """Refuse what HiSparse cannot run with, as vLLM would on CUDA; raises ``ValueError``."""
+    parallel = config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        raise ValueError("engine_args.pipeline_parallel_size: HiSparse needs 1")
+    if parallel.decode_context_parallel_size > 1:
+        raise ValueError("engine_args.decode_context_parallel_size: HiSparse needs 1")
+    if parallel.tensor_parallel_size > 1 or parallel.data_parallel_size > 1:
+        raise ValueError("the reference node is one process: tensor and data parallel sizes are 1")
+    if not config.scheduler_config.scheduler_reserve_full_isl:
+        raise ValueError("engine_args.scheduler_reserve_full_isl: HiSparse needs true")
+    if config.speculative_config is not None:
+        raise ValueError("engine_args.speculative_config: the reference node does not speculate")
+    if config.lora_config is not None:
+        raise ValueError("engine_args.enable_lora: the reference model has no LoRA layers")
+
+
+def build_vllm_config(options: ReferenceOptions) -> VllmConfig:
+    """The engine's configuration; ``engine_args`` of the operator pass through to vLLM.
+
+    Raises ``ValueError`` (vLLM's own or ours) on combinations that cannot run.
+    """
+    fixed: dict[str, Any] = {
+        "model": str(options.model_folder),
+        "served_model_name": [options.served_model_name],
+        "load_format": "dummy",
+        "dtype": "float32",
+        "max_model_len": options.max_model_len,
+        "block_size": options.block_size,
+        "num_gpu_blocks_override": options.gpu_blocks,
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "enable_prefix_caching": True,
+        "enable_chunked_prefill": True,
+        "disable_hybrid_kv_cache_manager": False,
+        "distributed_executor_backend": EXECUTOR,
+        "scheduler_cls": SCHEDULER,
+        "enforce_eager": True,
+        "additional_config": {
+            "hisparsed": {"ack_lag_steps": options.ack_lag_steps, "threads": options.threads}
+        },
+    }
+    config = AsyncEngineArgs(**{**options.engine_args, **fixed}).create_engine_config()
+    require_supported(config)
+    config.attention_config.hisparse_config = HiSparseConfig(
+        device_buffer_size=options.max_lease_rows
+    )
+    config.kv_transfer_config = kv_transfer_config(options.host_budget_bytes)
+    config.__class__ = ReferenceVllmConfig
+    return config
+
+
+def kv_transfer_config(host_budget_bytes: int) -> KVTransferConfig:
+    """HiSparse with the whole budget as its pool, offloading on blocks lent from it."""
+    return KVTransferConfig(
+        kv_connector="MultiConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={
+            "connectors": [
+                {
+                    "kv_connector": "HiSparseConnector",
+                    "kv_role": "kv_both",
+                    "kv_connector_extra_config": {"host_pool_gib": host_budget_bytes / 2**30},
+                },
+                {
+                    "kv_connector": "OffloadingConnector",
+                    "kv_role": "kv_both",
+                    "kv_connector_extra_config": {
+                        "spec_name": "ReferenceOffloadingSpec",
+                        "spec_module_path": "hisparsed.engine.reference.offload",
+                        # The pool owns no memory: vLLM only asks that this is not zero.
+                        "cpu_bytes_to_use": 1,
+                        "offload_prompt_only": False,
+                    },
+                },
+            ]
+        },
+    )

@@ -1,0 +1,5 @@
+"""The error an operator is meant to read: printed as one clean line, exit code 2."""
+
+
+class UserError(Exception):
+    """Something a person can put right; the message names the place, the value and what is right."""

@@ -1,0 +1,156 @@
+"""The `hisparsed replay` command: reads files, asks the endpoint, runs, prints, writes records.
+
+The thin shell around the library; a caller with a plan of its own uses `runner.replay` instead.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO, cast, get_args
+
+from hisparsed.errors import UserError
+from hisparsed.replay.arrivals import poisson_arrivals, recorded_arrivals
+from hisparsed.replay.client import PromptFormat, RequestSettings
+from hisparsed.replay.display import progress_display
+from hisparsed.replay.endpoint import ServedModel, http_client, served_model
+from hisparsed.replay.figures import figures
+from hisparsed.replay.model import Trace
+from hisparsed.replay.options import parse_duration_s, parse_scale, parse_token_range
+from hisparsed.replay.plan import ReplayPlan, choose_sessions, limit_calls
+from hisparsed.replay.prompt import PromptMaker
+from hisparsed.replay.results import CallResult, ReplayResult
+from hisparsed.replay.runner import replay
+from hisparsed.replay.scale import ScaledSession, scale_trace
+from hisparsed.replay.summary import summarise
+from hisparsed.replay.trace import SHIPPED_TRACE, load_trace
+
+EXIT_INTERRUPTED = 130
+_PROBE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """The command's options as typed; texts are parsed here."""
+
+    url: str
+    trace: Path | None
+    model: str | None
+    scale: str
+    concurrency: int
+    arrivals: Path | None
+    rate: float | None
+    recorded_starts: bool
+    sessions: int | None
+    duration: str | None
+    requests: int | None
+    seed: int
+    time_scale: float
+    max_model_len: int | None
+    prompt_format: str
+    token_range: str
+    timeout: str
+    api_key: str | None
+    out: Path | None
+    as_json: bool
+    dry_run: bool
+
+
+def run_command(options: ReplayOptions) -> int:
+    """Run the replay and return the exit code; UserError for what the operator got wrong."""
+    trace = load_trace(options.trace or SHIPPED_TRACE)
+    if options.dry_run:
+        plan = make_plan(options, trace, ServedModel("none", options.max_model_len))
+        size = figures(plan.planned_sessions, plan.prompts.scale, plan.concurrency)
+        print(json.dumps(size.to_dict()) if options.as_json else size.to_text())
+        return 0
+    with ExitStack() as files:
+        records = files.enter_context(_create(options.out)) if options.out else None
+        result = asyncio.run(_probe_and_replay(options, trace))
+        summary = summarise(result)
+        print(json.dumps(summary.to_dict()) if options.as_json else summary.to_text())
+        if records:
+            _write_records(records, result.calls)
+    if result.stopped_by == "interrupted":
+        return EXIT_INTERRUPTED
+    return 1 if summary.failed or not summary.requests else 0
+
+
+def make_plan(options: ReplayOptions, trace: Trace, model: ServedModel) -> ReplayPlan:
+    """The plan the options ask for, for an endpoint that serves `model`."""
+    if options.prompt_format not in get_args(PromptFormat):
+        raise UserError(
+            f"--prompt-format: {options.prompt_format!r} is not right; need ids or text"
+        )
+    limit = options.max_model_len or model.max_model_len
+    scaled = scale_trace(trace, parse_scale(options.scale), limit)
+    sessions = choose_sessions(scaled, options.sessions, options.seed)
+    if options.requests is not None:
+        sessions = limit_calls(sessions, options.concurrency, options.requests)
+    arrivals_s = _arrivals_s(options, sessions)
+    if options.recorded_starts:
+        sessions = tuple(sorted(sessions, key=lambda session: session.start_s))
+    duration_s = parse_duration_s("--for", options.duration) if options.duration else None
+    return ReplayPlan(
+        url=options.url,
+        request=RequestSettings(
+            model=model.name,
+            prompt_format=cast(PromptFormat, options.prompt_format),
+            timeout_s=parse_duration_s("--timeout", options.timeout),
+        ),
+        prompts=PromptMaker(scaled.scale, options.seed, parse_token_range(options.token_range)),
+        sessions=sessions,
+        concurrency=options.concurrency,
+        arrivals_s=arrivals_s,
+        time_scale=options.time_scale,
+        duration_s=duration_s,
+        api_key=options.api_key,
+        clipped=scaled.clipped,
+        dropped=scaled.dropped,
+    )
+
+
+def _arrivals_s(
+    options: ReplayOptions, sessions: tuple[ScaledSession, ...]
+) -> tuple[float, ...] | None:
+    given = [options.arrivals is not None, options.rate is not None, options.recorded_starts]
+    if sum(given) > 1:
+        raise UserError("--arrivals, --rate, --recorded-starts: give one of them, not several")
+    if options.arrivals is not None:
+        return recorded_arrivals(options.arrivals)
+    if options.rate is not None:
+        if not 0 < options.rate < float("inf"):
+            raise UserError(f"--rate: {options.rate} is not right; need sessions a second above 0")
+        return poisson_arrivals(len(sessions), options.rate, options.seed)
+    if options.recorded_starts:
+        return tuple(sorted(session.start_s for session in sessions))
+    return None
+
+
+async def _probe_and_replay(options: ReplayOptions, trace: Trace) -> ReplayResult:
+    async with http_client(options.url, _PROBE_TIMEOUT_S, options.api_key) as http:
+        model = await served_model(http, options.model)
+    plan = make_plan(options, trace, model)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+    with progress_display(sys.stderr, plan.calls) as show:
+        return await replay(plan, on_progress=show, stop=stop)
+
+
+def _create(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out: cannot write {path}: {error.strerror}") from error
+
+
+def _write_records(records: TextIO, calls: tuple[CallResult, ...]) -> None:
+    try:
+        for call in calls:
+            records.write(json.dumps(call.to_dict()) + "\n")
+        records.flush()
+    except OSError as error:
+        raise UserError(f"--out: cannot write {records.name}: {error.strerror}") from error
