@@ -58,7 +58,7 @@ def build_engine(folder: Path, shape: EngineShape) -> Any:
         max_num_seqs=shape.max_num_seqs,
         max_num_batched_tokens=shape.max_num_batched_tokens,
         ack_lag_steps=shape.ack_lag_steps,
-        threads=2,
+        threads=1,
         served_model_name="reference",
         engine_args={},
     )

@@ -112,3 +112,8 @@ def check_ledger(engine: Any) -> None:
     slots = set(manager._free_list) | set(manager._key_of_chunk)
     assert len(slots) == len(manager._free_list) + len(manager._key_of_chunk)
     assert {manager.layout.locate(chunk)[0] for chunk in slots} <= lent
+    for resident in control._resident:
+        for request in core_of(engine).scheduler.running:
+            row = resident.get_residency_row(request.request_id)
+            host_only = resident.host_only_pages.get(request.request_id, 0)
+            assert host_only == sum(block.is_null for block in row)

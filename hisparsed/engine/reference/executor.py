@@ -124,7 +124,7 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
         raise RuntimeError("the reference executor samples inside execute_model")
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        self._hot.release(self._tables.remove(output.finished_req_ids))
+        self._tables.remove(output.finished_req_ids)
         segments = self._admit(output)
         hisparse = self._connectors.before_forward(output.kv_connector_metadata)
         for request_id, update in hisparse.residency_updates.items():
@@ -180,7 +180,7 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
             for segment, state in zip(segments, states, strict=True)
             for token in state.tokens[segment.start : segment.end]
         ]
-        self._hot.invalidate(segments)
+        self._hot.rewritten(segments)
         hidden = self._model.forward(torch.tensor(tokens), kv.positions, kv)
         ends = torch.tensor([segment.count for segment in segments]).cumsum(0) - 1
         emitting = [

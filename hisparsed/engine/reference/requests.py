@@ -104,12 +104,9 @@ class RequestTables:
         for group, blocks in enumerate(ids):
             self.resident[group, row, index] = torch.tensor(blocks, dtype=torch.int32)
 
-    def remove(self, request_ids: Iterable[str]) -> list[RequestState]:
+    def remove(self, request_ids: Iterable[str]) -> None:
         """Forget requests; unknown ids are ignored (finished before they were scheduled)."""
-        removed = []
         for request_id in request_ids:
             state = self.requests.pop(request_id, None)
             if state is not None:
                 self._free_rows.append(state.row)
-                removed.append(state)
-        return removed

@@ -67,9 +67,8 @@ class KVStore:
             for tensor in host
             for index, name in enumerate(tensor.layers)
         }
-        self.host_rows = [
-            self._host_layer(host_offsets[kv_layer_name(layer)]) for layer in range(geometry.layers)
-        ]
+        self.host_offsets = [host_offsets[kv_layer_name(layer)] for layer in range(geometry.layers)]
+        self.host_rows = [self._host_layer(offset) for offset in self.host_offsets]
         self.index_rows = [
             self._index_view(offsets[indexer_layer_name(geometry.group_layers(group)[0])])
             for group in range(geometry.index_groups)

@@ -1,0 +1,113 @@
+"""The `hisparsed` command line: names the commands, loads the one asked for, ends cleanly.
+
+Kept free of heavy imports so that `--help` answers at once. Not here: what any command does.
+"""
+
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from hisparsed.errors import UserError
+
+EXIT_USER_ERROR = 2
+
+
+@dataclass(frozen=True)
+class LazyCommand:
+    """A command that is imported when it is called; ``help`` is its line in `--help`."""
+
+    module: str
+    function: str
+    help: str
+
+
+COMMANDS = {
+    "serve": LazyCommand("hisparsed.cli.serve", "serve", "Run the node."),
+    "demo": LazyCommand(
+        "hisparsed.cli.demo", "demo", "Show the node at work: reference node, real trace, policy."
+    ),
+    "status": LazyCommand("hisparsed.cli.status", "status", "Show the state of a running node."),
+    "explain": LazyCommand(
+        "hisparsed.cli.explain", "explain", "Say why the node moved memory, and why it did not."
+    ),
+    "replay": LazyCommand(
+        "hisparsed.cli.replay", "replay", "Replay a recorded trace against an OpenAI endpoint."
+    ),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Lists all of ``COMMANDS`` by name and help, imports only the one that is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, lazy in COMMANDS.items():
+            self.commands[name] = TyperCommand(name, callback=None, help=lazy.help)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            command = load_command(name)
+        return name, command, rest
+
+
+def load_command(name: str) -> Any:
+    """Import the command's module and make a command of its function."""
+    lazy = COMMANDS[name]
+    function = getattr(importlib.import_module(lazy.module), lazy.function)
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name)(function)
+    return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from hisparsed import __version__
+
+        typer.echo(f"hisparsed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Run one LLM-serving GPU node and move its KV memory live, by policy."""
+
+
+def main() -> None:
+    """The console script. What an operator can put right ends in one message and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        _fail(str(error))
+    except Exception as error:
+        from hisparsed.policy.document import ConfigError
+
+        if not isinstance(error, ConfigError):
+            raise
+        _fail(error.render())
+
+
+def _fail(message: str) -> None:
+    print(f"hisparsed: {message}", file=sys.stderr)  # noqa: T201 (standard error is the place)
+    sys.exit(EXIT_USER_ERROR)

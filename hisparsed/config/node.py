@@ -1,0 +1,190 @@
+"""The node's document (`hisparsed.yaml`): what the daemon needs to start one node.
+
+Reads and checks the file against the machine; starts nothing and opens no sockets. What can
+change while the node runs stands in the policy document instead.
+"""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hisparsed.config.reference import ReferenceConfig
+from hisparsed.policy.document import Loaded, Problem, load_document, refuse
+from hisparsed.policy.units import ByteSize, Duration, format_bytes
+
+_LISTEN: Final = "set api.host or api.port"
+_CONNECTORS: Final = "the daemon sets up both connectors itself; set host_budget"
+OWNED_ENGINE_ARGS: Final = {
+    "model": "set model, at the top level",
+    "host": _LISTEN,
+    "port": _LISTEN,
+    "uds": _LISTEN,
+    "api_key": "set api.api_key_file",
+    "kv_transfer_config": _CONNECTORS,
+    "kv_offloading_size": _CONNECTORS,
+    "kv_offloading_backend": _CONNECTORS,
+    "scheduler_cls": "the daemon's scheduler carries out admission",
+    "disable_hybrid_kv_cache_manager": "HiSparse needs the hybrid manager",
+    "disable_log_stats": "the control loop reads the engine's statistics",
+}
+"""Engine arguments that the daemon sets, each with what to do instead."""
+
+Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``; a name that is not `localhost` is not."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ApiConfig(_Section):
+    """Where the OpenAI API listens."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    api_key_file: Path | None = None
+    """One key a line; clients must send one of them. Relative to this document."""
+
+    @model_validator(mode="after")
+    def _not_open_to_all(self) -> Self:
+        if self.api_key_file is None and not is_loopback(self.host):
+            raise refuse(
+                "open_api",
+                f'"{self.host}" can be reached from other machines and no key is asked for',
+                hint="set api.api_key_file, or listen on 127.0.0.1",
+                key=("host",),
+            )
+        return self
+
+
+class MetricsConfig(_Section):
+    """Where Prometheus reads `/metrics`; the API's own address serves both."""
+
+    host: str = "127.0.0.1"
+    port: Port = 9400
+
+
+class LogConfig(_Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "text", "json"] = "auto"
+    """`auto` is text on a terminal and JSON elsewhere."""
+
+
+class NodeConfig(_Section):
+    """One node. Paths are as written; ``load_node_config`` makes them absolute."""
+
+    node: Literal["auto", "cuda", "reference", "simulated"] = "auto"
+    model: str | None = Field(default=None, min_length=1)
+    """Folder or name for vLLM; the reference node makes its own model."""
+    reference: ReferenceConfig = ReferenceConfig()
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed through to vLLM, named as its Python arguments."""
+    host_budget: ByteSize = Field(
+        gt=0, description="the host memory of both pools together, such as 384GiB"
+    )
+    api: ApiConfig = ApiConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    control_socket: Path = Path("/run/hisparsed/control.sock")
+    state_dir: Path = Path("/var/lib/hisparsed")
+    policy: Path = Path("policy.yaml")
+    drain_timeout: Duration = 120.0
+    """Seconds that running requests get to end after SIGTERM."""
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _engine_args_are_vllms(self) -> Self:
+        for name in self.engine_args:
+            plain = name.lstrip("-").replace("-", "_")
+            if plain in OWNED_ENGINE_ARGS:
+                raise refuse(
+                    "owned_engine_arg",
+                    "is not yours to set here",
+                    hint=OWNED_ENGINE_ARGS[plain],
+                    key=("engine_args", name),
+                )
+            if plain != name:
+                raise refuse(
+                    "engine_arg_name",
+                    "is written as on a command line",
+                    hint=f"write {plain}",
+                    key=("engine_args", name),
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _cuda_has_a_model(self) -> Self:
+        if self.node == "cuda" and self.model is None:
+            raise refuse(
+                "no_model",
+                "a cuda node has no model of its own",
+                hint="set model to a folder or a name that vLLM can load",
+                key=("model",),
+            )
+        return self
+
+
+def load_node_config(path: Path, *, memory_bytes: int) -> Loaded[NodeConfig]:
+    """Read the node's document; relative paths in it start at its folder.
+
+    ``memory_bytes`` is what this machine lets the node use. Raises ``ConfigError``.
+    """
+    loaded = load_document(path, NodeConfig)
+    config = loaded.value
+    folder = path.absolute().parent
+    key_file = config.api.api_key_file
+    config = config.model_copy(
+        update={
+            "api": config.api.model_copy(
+                update={"api_key_file": folder / key_file if key_file is not None else None}
+            ),
+            "control_socket": folder / config.control_socket,
+            "policy": folder / config.policy,
+            "state_dir": folder / config.state_dir,
+        }
+    )
+    resolved = Loaded(config, loaded.content_hash, loaded.path, loaded.positions, loaded.text)
+    problems = [*_memory_problems(resolved, memory_bytes), *_key_problems(resolved)]
+    if problems:
+        raise resolved.error(*problems)
+    return resolved
+
+
+def _memory_problems(loaded: Loaded[NodeConfig], memory_bytes: int) -> list[Problem]:
+    budget = loaded.value.host_budget
+    if budget <= memory_bytes or loaded.value.node == "simulated":
+        return []
+    message = (
+        f"{format_bytes(budget)} is more than the {format_bytes(memory_bytes)} of memory that "
+        "this machine lets the node use"
+    )
+    hint = "leave room for the engine and the system; both pools together are pinned at start"
+    return [loaded.problem(("host_budget",), message, hint)]
+
+
+def _key_problems(loaded: Loaded[NodeConfig]) -> list[Problem]:
+    key_file = loaded.value.api.api_key_file
+    if key_file is None:
+        return []
+    try:
+        if read_api_keys(key_file):
+            return []
+        message = f"{key_file} holds no key"
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{key_file} cannot be read: {getattr(error, 'strerror', None) or error}"
+    return [loaded.problem(("api", "api_key_file"), message, "put one key a line into it")]
+
+
+def read_api_keys(path: Path) -> list[str]:
+    """The keys in a key file, one a line, blank lines left out. Raises ``OSError``."""
+    return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]

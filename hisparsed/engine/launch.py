@@ -1,0 +1,80 @@
+"""From the node's configuration to a running engine. Imports vLLM only when called."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from hisparsed.config.kind import NodeKind
+from hisparsed.config.node import NodeConfig
+from hisparsed.errors import UserError
+from hisparsed.policy.units import format_bytes
+
+if TYPE_CHECKING:
+    from hisparsed.engine.handle import EngineHandle
+
+SERVED_MODEL_NAME = "hisparsed-reference"
+
+
+def launch_engine(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) -> EngineHandle:
+    """Start the engine that ``config`` describes; blocks until it can serve.
+
+    ``max_multiplier`` bounds the hot buffer of any request; vLLM sizes its tables for it.
+    Raises ``UserError`` when this node cannot run the configuration.
+    """
+    if kind != "reference":
+        raise UserError(
+            f"node: {kind} cannot be started by this version; set node: reference to run the "
+            "reference node"
+        )
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log.level.upper())
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    from hisparsed.engine.handle import start_engine
+
+    return start_engine(reference_vllm_config(config, max_multiplier=max_multiplier))
+
+
+def reference_vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
+    """vLLM's configuration for the reference node; writes the model folder."""
+    from hisparsed.engine.reference.geometry import ROW_BYTES
+    from hisparsed.engine.reference.tokenizer import model_config, write_model_folder
+    from hisparsed.engine.reference.vllm_config import ReferenceOptions, build_vllm_config
+
+    reference = config.reference
+    block_bytes = reference.layers * reference.block_size * ROW_BYTES
+    least = (reference.max_model_len // reference.block_size + 3) * block_bytes
+    if config.host_budget < least:
+        raise UserError(
+            f"host_budget: {format_bytes(config.host_budget)} cannot hold one request of "
+            f"reference.max_model_len {reference.max_model_len}; give at least "
+            f"{format_bytes(least)} or lower reference.max_model_len"
+        )
+    folder = write_model_folder(
+        config.state_dir / "reference-model",
+        model_config(
+            layers=reference.layers,
+            index_groups=reference.index_groups,
+            index_topk=reference.index_topk,
+            max_model_len=reference.max_model_len,
+            seed=reference.seed,
+        ),
+    )
+    options = ReferenceOptions(
+        model_folder=folder,
+        host_budget_bytes=config.host_budget,
+        gpu_blocks=reference.gpu_blocks,
+        max_lease_rows=math.ceil(max_multiplier * reference.index_topk),
+        max_model_len=reference.max_model_len,
+        block_size=reference.block_size,
+        max_num_seqs=reference.max_num_seqs,
+        max_num_batched_tokens=reference.max_num_batched_tokens,
+        ack_lag_steps=reference.ack_lag_steps,
+        threads=reference.threads,
+        served_model_name=SERVED_MODEL_NAME,
+        engine_args=dict(config.engine_args),
+    )
+    try:
+        return build_vllm_config(options)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"engine_args or reference: vLLM refuses them: {error}") from error

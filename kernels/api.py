@@ -1,0 +1,154 @@
+"""The public face of the kernels: resolve top-k positions, move rows, read miss curves.
+
+One dispatch by backend name over one struct-of-arrays state. Imports neither the daemon nor
+vLLM; the folder is a namespace package, so this module is what others import.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hisparsed.kernels import torch_backend, torch_gather
+from hisparsed.kernels.backends import Backend, pick
+from hisparsed.kernels.checks import check_gather, check_memory, check_resolve
+from hisparsed.kernels.curve import MissCurve, miss_ratio_curve
+from hisparsed.kernels.geometry import Geometry, RowLayout
+from hisparsed.kernels.resolution import Resolution
+from hisparsed.kernels.state import COUNTERS, MAX_CAPACITY, ResolverState
+from hisparsed.kernels.upkeep import invalidate, reset, set_capacity
+
+__all__ = [
+    "COUNTERS",
+    "MAX_CAPACITY",
+    "Backend",
+    "Geometry",
+    "MissCurve",
+    "Resolution",
+    "ResolverState",
+    "RowLayout",
+    "apply_moves",
+    "gather",
+    "invalidate",
+    "miss_ratio_curve",
+    "reset",
+    "resolve",
+    "set_capacity",
+]
+
+
+def resolve(
+    state: ResolverState,
+    geometry: Geometry,
+    topk: torch.Tensor,
+    request_ids: torch.Tensor,
+    state_of_request: torch.Tensor,
+    source_table: torch.Tensor,
+    resident_table: torch.Tensor,
+    hot_table: torch.Tensor,
+    scratch_table: torch.Tensor | None = None,
+    *,
+    out: Resolution | None = None,
+    backend: Backend = "auto",
+) -> Resolution:
+    """Where attention reads every top-k position of one decode step of one index group.
+
+    All inputs are int32 on the device of ``state``:
+
+    - ``topk`` [R, K]: request-local positions, -1 padding; duplicates are legal;
+    - ``request_ids`` [R]: request of a row, -1 padding; rows of a request are consecutive;
+    - ``state_of_request`` [N]: state row of a request, -1 none; no two requests share one;
+    - ``source_table`` [N, *], ``resident_table`` [N, *] ([S, *] with
+      ``geometry.resident_by_state``), ``hot_table`` [N, *]: block ids, 0 or less is null;
+      rows may be strided;
+    - ``scratch_table`` [*]: blocks shared by all requests of the step for rows that do not fit
+      their capacity; the first null ends it.
+
+    A position is read from its resident page, else from its hot slot, where a row that is not
+    held is first loaded from the host (``gather`` the returned swap lists before attention);
+    without a host row it is nowhere (-1). Writes ``out`` in place (its first R rows) and
+    returns that part; without ``out`` it allocates. Raises ``ValueError`` on shapes, dtypes
+    and, before it writes any state of the request concerned, on a capacity that the hot table
+    does not cover.
+    """
+    rows, width = topk.shape
+    if out is None:
+        out = Resolution.create(rows, width, device=topk.device)
+    out = out.first(rows)
+    check_resolve(
+        state,
+        geometry,
+        topk,
+        request_ids,
+        state_of_request,
+        source_table,
+        resident_table,
+        hot_table,
+        scratch_table,
+        out,
+    )
+    run = torch_backend.resolve
+    if pick(backend, state.device) == "cpp":
+        from hisparsed.kernels import cpp_backend
+
+        run = cpp_backend.resolve
+    run(
+        state,
+        geometry,
+        topk,
+        request_ids,
+        state_of_request,
+        source_table,
+        resident_table,
+        hot_table,
+        scratch_table,
+        out,
+    )
+    return out
+
+
+def gather(
+    host: torch.Tensor,
+    slab: torch.Tensor,
+    layout: RowLayout,
+    swap_host: torch.Tensor,
+    swap_physical: torch.Tensor,
+    swap_counts: torch.Tensor,
+    *,
+    backend: Backend = "auto",
+) -> None:
+    """Copy the listed host rows to their physical rows on every layer of ``layout``.
+
+    ``host`` and ``slab`` are uint8 1-D and contiguous; ``swap_host`` and ``swap_physical``
+    int64 [R, K] and ``swap_counts`` int32 [R] as in ``Resolution``. One list serves all layers
+    of the group. Raises ``ValueError`` on shapes and dtypes, ``IndexError`` on rows outside.
+    """
+    check_gather(host, slab, layout, swap_host, swap_physical, swap_counts)
+    run = torch_gather.gather
+    if pick(backend, slab.device) == "cpp":
+        from hisparsed.kernels import cpp_backend
+
+        run = cpp_backend.gather
+    run(host, slab, layout, swap_host, swap_physical, swap_counts)
+
+
+def apply_moves(
+    slab: torch.Tensor, layout: RowLayout, hot_blocks: torch.Tensor, moves: torch.Tensor
+) -> None:
+    """Carry out the slot moves of ``set_capacity`` on every layer of ``layout``.
+
+    ``hot_blocks`` is the request's row of the hot table (int32 [n]), still with the blocks that
+    go back afterwards; ``moves`` int32 [M, 2]. Raises ``IndexError`` when it names too few.
+    """
+    check_memory("slab", slab)
+    if moves.shape[0] == 0:
+        return
+    size = layout.block_size
+    slots = moves.long()
+    needed = int(slots.max()) // size + 1
+    if hot_blocks.shape[0] < needed or bool((hot_blocks[:needed] <= 0).any()):
+        raise IndexError(
+            f"moves reach slot {int(slots.max())}, which needs {needed} leased hot blocks; "
+            f"the table has {int((hot_blocks > 0).sum())}: return blocks only after the moves"
+        )
+    rows = hot_blocks[slots // size].long() * size + slots % size
+    torch_gather.copy_rows(slab, layout, rows[:, 0], rows[:, 1])

@@ -1,0 +1,35 @@
+"""Finds and loads the C++ backend's shared library, built by ``setup.py`` beside this file.
+
+It has a plain C interface and no Python or torch in it, so ctypes loads it, calls release the
+GIL, and one build serves every Python and torch version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+ABI_VERSION = 1
+"""Must equal ``hisparsed_abi_version()``: an old build under new Python would misread structs."""
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """The library. Raises ``OSError`` that says why there is none."""
+    folder = Path(__file__).resolve().parent
+    for suffix in EXTENSION_SUFFIXES:
+        path = folder / f"_cpp{suffix}"
+        if path.exists():
+            library = ctypes.CDLL(str(path))
+            found = int(library.hisparsed_abi_version())
+            if found != ABI_VERSION:
+                raise OSError(
+                    f"{path.name} has interface {found}, this version needs {ABI_VERSION}; "
+                    "install hisparsed again to rebuild it"
+                )
+            return library
+    raise OSError(
+        "the C++ library was not built; install hisparsed where a C++17 compiler is (c++ or g++)"
+    )

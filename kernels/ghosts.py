@@ -1,0 +1,18 @@
+"""Which positions are ghost samples: exactly one in every group of ``ghost_every``.
+
+The sample sits at a hashed place of its group, so that strides in what the indexer selects
+do not meet or miss every sample alike. The C++ backend has the same few lines.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MULTIPLIER = 0x9E3779B1
+_MASK = 0xFFFFFFFF
+
+
+def ghost_positions(groups: torch.Tensor, every: int) -> torch.Tensor:
+    """Sampled position of each group, int64; ``groups`` is int64, ``every`` a power of two."""
+    hashed = (groups * _MULTIPLIER & _MASK) >> 16
+    return groups * every + (hashed & (every - 1))

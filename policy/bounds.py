@@ -1,0 +1,178 @@
+"""What the policy's sizes mean on one node: whole host blocks, bounds, and the start.
+
+The offload pool's target is the one number that moves; the HiSparse pool has the rest of
+the budget, so its floor is a ceiling here and its ceiling a floor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hisparsed.policy.reach import equal_reach_blocks
+from hisparsed.policy.reasons import Reason
+from hisparsed.policy.schema import Policy
+from hisparsed.policy.signals import Geometry
+
+_ROUNDING = 1e-9
+_TAIL_BLOCKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBounds:
+    """Lowest and highest offload target, in host blocks, and which bound each one is."""
+
+    low_blocks: int
+    low_reason: Reason
+    high_blocks: int
+    high_reason: Reason
+
+    def clamp(self, blocks: int) -> int:
+        return max(self.low_blocks, min(self.high_blocks, blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class HotBounds:
+    """The multiplier in whole hot blocks of one group."""
+
+    min_blocks: int
+    max_blocks: int
+    step_blocks: int
+
+    def clamp(self, blocks: int) -> int:
+        return max(self.min_blocks, min(self.max_blocks, blocks))
+
+
+def size_in_blocks(geometry: Geometry, size: int | float) -> float:
+    """A pool size (``int`` bytes or ``float`` share of the budget) in host blocks, unrounded."""
+    if isinstance(size, float):
+        return size * geometry.budget_blocks
+    return size / geometry.host_block_bytes
+
+
+def one_request_blocks(geometry: Geometry) -> int:
+    """Host blocks without which a request at ``max_model_len`` would wait for ever."""
+    return -(-geometry.max_model_len // geometry.block_tokens) + _TAIL_BLOCKS
+
+
+def split_bounds(policy: Policy, geometry: Geometry) -> SplitBounds:
+    """Bounds of the offload target; one request's need outranks every other bound."""
+    budget, pools = geometry.budget_blocks, policy.pools
+    hisparse_floor = _up(size_in_blocks(geometry, pools.hisparse.floor))
+    offload_ceiling = min(budget, _down(size_in_blocks(geometry, pools.offload.ceiling)))
+    hisparse_keeps = budget - max(hisparse_floor, one_request_blocks(geometry))
+    high = max(0, min(offload_ceiling, hisparse_keeps))
+    offload_floor = _up(size_in_blocks(geometry, pools.offload.floor))
+    hisparse_ceiling = min(budget, _down(size_in_blocks(geometry, pools.hisparse.ceiling)))
+    low = min(high, max(offload_floor, budget - hisparse_ceiling))
+    return SplitBounds(
+        low,
+        Reason.LIMITED_BY_FLOOR
+        if offload_floor >= budget - hisparse_ceiling
+        else Reason.LIMITED_BY_CEILING,
+        high,
+        Reason.LIMITED_BY_CEILING if offload_ceiling <= hisparse_keeps else Reason.LIMITED_BY_FLOOR,
+    )
+
+
+def start_blocks(policy: Policy, geometry: Geometry) -> int:
+    """The offload target to begin with: the policy's, else that of an idle node."""
+    bounds, pools = split_bounds(policy, geometry), policy.pools
+    if pools.offload.start is not None:
+        return bounds.clamp(round(size_in_blocks(geometry, pools.offload.start)))
+    if pools.hisparse.start is not None:
+        hisparse = round(size_in_blocks(geometry, pools.hisparse.start))
+        return bounds.clamp(geometry.budget_blocks - hisparse)
+    need = equal_reach_blocks(geometry, policy.rebalance.margin, 0, 0)
+    return bounds.clamp(need + dead_band_blocks(policy, geometry, need))
+
+
+def dead_band_blocks(policy: Policy, geometry: Geometry, need_blocks: int) -> int:
+    """Blocks by which a target may be off without a move; at least one."""
+    band = policy.rebalance.dead_band
+    return max(
+        1,
+        _up(size_in_blocks(geometry, band.absolute)),
+        _up(band.relative * need_blocks),
+    )
+
+
+def step_blocks(geometry: Geometry, step: float) -> int:
+    """The most blocks one move may shift; at least one."""
+    return max(1, _down(step * geometry.budget_blocks))
+
+
+def hot_bounds(policy: Policy, geometry: Geometry) -> HotBounds:
+    """The policy's range and step, kept inside what the node can lease."""
+    hot = policy.hot
+    least = min(geometry.max_lease_blocks, _up(hot.min / hot_unit(geometry)))
+    most = min(geometry.max_lease_blocks, _down(hot.max / hot_unit(geometry)))
+    step = max(1, round(hot.step / hot_unit(geometry)))
+    return HotBounds(least, max(least, most), step)
+
+
+def hot_unit(geometry: Geometry) -> float:
+    """The multiplier that one hot block of a group is worth."""
+    return geometry.hot_block_rows / (geometry.topk * geometry.decode_query_len)
+
+
+def lease_blocks(geometry: Geometry, multiplier: float) -> int:
+    """Hot blocks of one group that a lease at ``multiplier`` takes."""
+    return _up(multiplier / hot_unit(geometry))
+
+
+def problems(policy: Policy, geometry: Geometry) -> tuple[str, ...]:
+    """What makes this policy impossible on this node; empty when nothing does.
+
+    Each text names the keys, the values in blocks, and what would be right.
+    """
+    found = []
+    budget, pools = geometry.budget_blocks, policy.pools
+    one_request = one_request_blocks(geometry)
+    if one_request > budget:
+        found.append(
+            f"the host budget is {budget} blocks, but one request at max_model_len needs "
+            f"{one_request}; raise the budget or lower max_model_len"
+        )
+    for name, pool in (("hisparse", pools.hisparse), ("offload", pools.offload)):
+        floor, ceiling = (
+            _up(size_in_blocks(geometry, pool.floor)),
+            _down(size_in_blocks(geometry, pool.ceiling)),
+        )
+        if floor > ceiling:
+            found.append(
+                f"pools.{name}.floor is {floor} host blocks and pools.{name}.ceiling "
+                f"{ceiling}; the ceiling must be at least the floor"
+            )
+    offload_floor = _up(size_in_blocks(geometry, pools.offload.floor))
+    hisparse_floor = _up(size_in_blocks(geometry, pools.hisparse.floor))
+    least = max(hisparse_floor, one_request)
+    if one_request <= budget < offload_floor + least:
+        found.append(
+            f"pools.offload.floor is {offload_floor} host blocks, but of {budget} the HiSparse "
+            f"pool needs {least} (pools.hisparse.floor or one request at max_model_len); "
+            f"lower pools.offload.floor to at most {max(0, budget - least)} blocks"
+        )
+    ceilings = _down(size_in_blocks(geometry, pools.hisparse.ceiling)) + _down(
+        size_in_blocks(geometry, pools.offload.ceiling)
+    )
+    # Two shares lose up to one block to rounding down; schema checks those exactly.
+    if ceilings < budget - 1:
+        found.append(
+            f"pools.hisparse.ceiling and pools.offload.ceiling are {ceilings} host blocks "
+            f"together; they must cover the budget of {budget}"
+        )
+    if policy.hot.min / hot_unit(geometry) > geometry.max_lease_blocks + _ROUNDING:
+        most = geometry.max_lease_blocks * hot_unit(geometry)
+        found.append(
+            f"hot.min is {policy.hot.min}, but this node can lease at most {most}x; lower it"
+        )
+    return tuple(found)
+
+
+def _up(blocks: float) -> int:
+    return math.ceil(blocks - _ROUNDING)
+
+
+def _down(blocks: float) -> int:
+    return math.floor(blocks + _ROUNDING)

@@ -1,0 +1,97 @@
+"""What is wrong in a document, where, and what would be right.
+
+`refuse` is for validators, `Problem` and `ConfigError` for whoever shows them. Not here: finding
+problems.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pydantic_core import PydanticCustomError
+
+KeyPath = tuple[str | int, ...]
+
+_SHOWN_CHARACTERS = 60
+
+
+def shown(value: object) -> str:
+    """A value as it looks in a document, on one line and cut where it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) <= _SHOWN_CHARACTERS:
+        return text
+    return text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def key_text(path: KeyPath) -> str:
+    """("pools", 0, "floor") as "pools[0].floor"."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+    return text
+
+
+def refuse(
+    kind: str, message: str, *, hint: str = "", key: Sequence[str | int] = ()
+) -> PydanticCustomError:
+    """The error for a validator to raise; ``message`` is one clause that names the value.
+
+    ``key`` is for validators of a whole model: the path, from that model, of the key to point at.
+    """
+    return PydanticCustomError(
+        # The text comes from outside as a value, since braces in it would be taken for fields.
+        f"refused_{kind}",
+        "{message}",
+        {"message": message, "hint": hint, "key": tuple(key)},
+    )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong. Lines and columns count from 1; 0 is the file as a whole."""
+
+    file: str
+    line: int
+    column: int
+    key: KeyPath
+    value: str
+    """As written, shortened; empty where there is none."""
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        key = f"{key_text(self.key)}: " if self.key else ""
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"{place}: {key}{self.message}{hint}"
+
+
+@dataclass
+class ConfigError(Exception):
+    """A document cannot be used; holds every problem found, in line order.
+
+    ``str()`` is one line a problem, ``render()`` shows the offending lines too.
+    """
+
+    problems: tuple[Problem, ...]
+    text: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+    def render(self) -> str:
+        """The problems, each with its line of the document and a mark below the place."""
+        lines = self.text.splitlines()
+        blocks = []
+        for problem in self.problems:
+            blocks.append(str(problem))
+            if 0 < problem.line <= len(lines):
+                source = lines[problem.line - 1].expandtabs(1)
+                number = str(problem.line)
+                mark = " " * (problem.column - 1) + "^"
+                blocks.append(f"  {number} | {source}")
+                blocks.append(f"  {' ' * len(number)} | {mark}")
+        return "\n".join(blocks)

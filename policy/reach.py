@@ -1,0 +1,95 @@
+"""Reach and the equal-reach split: integer arithmetic on real bytes, no judgement.
+
+Everything is counted in whole host blocks and whole chunks, so padding and copies are in
+it. A running request's tokens take room in **both** pools: its pages are in use in the
+HiSparse pool, and its chunks are the newest in the offload pool, which keeps them to the
+last. Leaving the second half out would shrink the offload pool while requests run and lose
+their prefixes when they finish.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hisparsed.policy.signals import Geometry, Snapshot
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Tokens of idle prefix that each pool can hold with what it owns now."""
+
+    hisparse_tokens: int
+    offload_tokens: int
+
+    @property
+    def min_tokens(self) -> int:
+        """A prefix hit is the minimum of both pools."""
+        return min(self.hisparse_tokens, self.offload_tokens)
+
+
+def hisparse_reach_tokens(geometry: Geometry, capacity_blocks: int, in_use_blocks: int) -> int:
+    """Tokens of idle prefix in ``capacity_blocks`` host blocks."""
+    return max(0, capacity_blocks - in_use_blocks) * geometry.block_tokens
+
+
+def occupied_tokens(geometry: Geometry, hisparse_in_use_blocks: int, in_flight_chunks: int) -> int:
+    """Tokens of the offload pool that are not idle: of running requests, or in flight."""
+    running_tokens = hisparse_in_use_blocks * geometry.block_tokens
+    return max(in_flight_chunks * geometry.offload_chunk_tokens, running_tokens)
+
+
+def offload_reach_tokens(geometry: Geometry, capacity_chunks: int, occupied: int) -> int:
+    """Tokens of idle prefix in ``capacity_chunks``, where ``occupied`` tokens are not idle."""
+    return max(0, capacity_chunks * geometry.offload_chunk_tokens - occupied)
+
+
+def reach_now(snapshot: Snapshot) -> Reach:
+    """Reach of both pools with the capacity they physically own."""
+    geometry, in_use = snapshot.geometry, snapshot.hisparse.in_use_blocks
+    occupied = occupied_tokens(geometry, in_use, snapshot.offload.in_use_chunks)
+    return Reach(
+        hisparse_reach_tokens(geometry, snapshot.hisparse.capacity_blocks, in_use),
+        offload_reach_tokens(geometry, snapshot.offload.capacity_chunks, occupied),
+    )
+
+
+def reach_at(geometry: Geometry, offload_blocks: int, in_use_blocks: int, in_flight: int) -> Reach:
+    """Reach of both pools if ``offload_blocks`` of the budget were lent."""
+    occupied = occupied_tokens(geometry, in_use_blocks, in_flight)
+    return Reach(
+        hisparse_reach_tokens(geometry, geometry.budget_blocks - offload_blocks, in_use_blocks),
+        offload_reach_tokens(geometry, offload_blocks * geometry.chunks_per_host_block, occupied),
+    )
+
+
+def equal_reach_blocks(
+    geometry: Geometry, margin: float, in_use_blocks: int, in_flight_chunks: int
+) -> int:
+    """Fewest lent blocks with offload reach >= HiSparse reach x (1 + ``margin``).
+
+    What running requests occupy must fit as well. While it does, the answer falls with
+    ``in_use_blocks`` and rises with ``in_flight_chunks``, so the lowest of the first and
+    the highest of the second in a window are safe for all of it.
+    """
+    wide = (1 + margin) * geometry.block_tokens
+    idle_blocks = max(0, geometry.budget_blocks - in_use_blocks)
+    occupied = occupied_tokens(geometry, in_use_blocks, in_flight_chunks)
+    lent_tokens = geometry.chunks_per_host_block * geometry.offload_chunk_tokens
+    blocks = math.ceil((wide * idle_blocks + occupied) / (wide + lent_tokens) - _ROUNDING)
+    if blocks > idle_blocks:
+        blocks = max(idle_blocks, -(-occupied // lent_tokens))
+    return min(blocks, geometry.budget_blocks)
+
+
+def live_load(snapshot: Snapshot, reach: Reach) -> float:
+    """The idle live set as a share of the smaller reach: the inverse of coverage.
+
+    Sessions that run now are held by what is in use, and reach leaves that out; so they are
+    left out of the live set as well.
+    """
+    running_tokens = snapshot.hisparse.in_use_blocks * snapshot.geometry.block_tokens
+    idle_tokens = max(0, snapshot.sessions.live_set_tokens - running_tokens)
+    return idle_tokens / max(1, reach.min_tokens)

@@ -1,0 +1,214 @@
+"""What the policy sees: one frozen snapshot of the node a tick, units in every name.
+
+The engine and the daemon fill it; nothing here measures, derives or judges. Counters named
+``*_total`` never go back while an engine lives. A *chunk* is one distinct piece of indexer
+KV, whatever the number of copies of it that are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hisparsed.policy.reasons import Lever
+
+
+class AdmissionOrder(StrEnum):
+    """In which order waiting calls start."""
+
+    ARRIVAL = "arrival"
+    HELD_PREFIX_FIRST = "held-prefix-first"
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What does not change while an engine lives.
+
+    Raises ``ValueError`` naming the field when a size cannot be right.
+    """
+
+    block_tokens: int
+    host_block_bytes: int
+    """One host block: every sparse-MLA layer of ``block_tokens`` tokens."""
+    offload_chunk_tokens: int
+    offload_chunk_bytes: int
+    """One copy of a chunk, padding included."""
+    offload_copies: int
+    chunks_per_host_block: int
+    """Distinct chunks that one lent host block carries, all their copies counted."""
+    budget_blocks: int
+    """Host blocks of both pools together."""
+    max_model_len: int
+    topk: int
+    decode_query_len: int
+    gpu_blocks_total: int
+    hot_block_rows: int
+    """Rows that one GPU block of a hot group holds."""
+    hot_groups: int
+    max_lease_blocks: int
+    """Most GPU blocks of one hot group that a request can be leased."""
+    max_num_seqs: int
+    row_bytes: int
+    """Bytes that one missed row moves over all layers of its hot group."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"geometry.{name} is {value}; it must be at least 1")
+        carried = self.chunks_per_host_block * self.offload_chunk_bytes * self.offload_copies
+        if carried > self.host_block_bytes:
+            raise ValueError(
+                f"geometry.chunks_per_host_block is {self.chunks_per_host_block}: with "
+                f"{self.offload_copies} copies that is {carried} B, more than the "
+                f"{self.host_block_bytes} B of a host block"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class HiSparsePool:
+    """Host blocks of the HiSparse pool; idle blocks are ``cached`` or ``free``."""
+
+    capacity_blocks: int
+    target_blocks: int
+    in_use_blocks: int
+    cached_blocks: int
+    """Idle blocks that hold a reusable prefix."""
+    free_blocks: int
+    """Idle blocks that hold nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPool:
+    """The offload pool: chunks inside host blocks that it is lent."""
+
+    capacity_chunks: int
+    target_blocks: int
+    lent_blocks: int
+    in_use_chunks: int
+    """Chunks with a load or store in flight."""
+    stored_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPool:
+    """GPU blocks; ``free_blocks`` includes those that only hold a reusable prefix."""
+
+    total_blocks: int
+    free_blocks: int
+    waiting_for_blocks: bool
+    """Requests wait because GPU blocks are short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Requests by state; residency counts are of running requests."""
+
+    running: int
+    waiting: int
+    preemptions_total: int
+    full: int
+    mixed: int
+    none: int
+    finished_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class MissPoint:
+    """Predicted: at ``multiplier``, ``miss_fraction`` of host references would be loaded."""
+
+    multiplier: float
+    miss_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class HotBuffers:
+    """The multiplier of the next lease and what hot buffers did so far, in rows.
+
+    A reference is resident (page on the GPU), a hit in the hot buffer, or a load.
+    """
+
+    multiplier: float
+    references_total: int
+    hits_total: int
+    loads_total: int
+    resident_total: int
+    h2d_bytes_total: int
+    predicted: tuple[MissPoint, ...] = ()
+    """Exact predictions where the node makes them; empty where it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Sessions likely to come back, running ones included."""
+
+    live_set_tokens: int
+    live_sessions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Prefix-cache tokens asked for and found."""
+
+    hit_tokens_total: int
+    query_tokens_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens taken in and produced."""
+
+    prompt_total: int
+    generated_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Order and limits; the same shape says what is in force and what to enforce."""
+
+    order: AdmissionOrder
+    ageing_s: float
+    """A call that waited this long goes before every fresh one."""
+    max_running: int
+    max_waiting_sessions: int | None
+    """New sessions beyond this many waiting get 429; ``None`` admits all."""
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Transition watermark in GPU blocks; ``is_default`` when vLLM's own value is in force."""
+
+    blocks: int
+    is_default: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One tick. ``at_s`` is monotonic; only differences mean something."""
+
+    at_s: float
+    tick: int
+    policy_generation: int
+    report_age_s: float
+    geometry: Geometry
+    hisparse: HiSparsePool
+    offload: OffloadPool
+    pending_blocks: int
+    """Promised to the offload pool, not yet taken."""
+    draining_blocks: int
+    """Recalled from the offload pool, still busy."""
+    head_need_blocks: int
+    """Host blocks that the head of the waiting queue needs."""
+    gpu: GpuPool
+    requests: Requests
+    hot: HotBuffers
+    sessions: Sessions
+    prefix: Prefix
+    tokens: Tokens
+    admission: Admission
+    watermark: Watermark
+    live_levers: frozenset[Lever] = frozenset(Lever)
+    """Levers that this node can change live; the others need a restart."""
+    frozen_levers: frozenset[Lever] = frozenset()
+    """Levers that an operator has frozen."""

@@ -1,0 +1,184 @@
+"""Sizes, times and shares as people write them, and back to text.
+
+For configuration models (annotated types) and for every sentence an operator reads. A plain
+number is in the base unit: bytes, seconds, share of one. Not for token or block counts.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator
+
+from hisparsed.policy.problems import refuse, shown
+
+_BINARY: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+_DECIMAL: Final = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
+_SIZE_UNITS: Final = _BINARY | _DECIMAL
+_SIZE_HINT: Final = "write a number with a unit such as 4GiB"
+_MAX_BYTES: Final = 2**63 - 1
+
+_TIME_UNITS: Final = {
+    "d": Decimal(86400),
+    "h": Decimal(3600),
+    "m": Decimal(60),
+    "s": Decimal(1),
+    "ms": Decimal("0.001"),
+}
+_TIME_HINT: Final = "write a time such as 30s, 250ms, 5m or 1h30m"
+
+_NUMBER: Final = r"\d+(?:\.\d+)?"
+_SIZE: Final = re.compile(rf"({_NUMBER}) ?([A-Za-z]+)", re.ASCII)
+_TIME: Final = re.compile(
+    "".join(rf"(?:(?P<{unit}>{_NUMBER}){unit})?" for unit in _TIME_UNITS), re.ASCII
+)
+_SHARE: Final = re.compile(rf"({_NUMBER}) ?%", re.ASCII)
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes from "384GiB", "1.5 TiB", "512MB" or a whole number of bytes.
+
+    Raises ``PydanticCustomError``, a ``ValueError``, that says what would be right.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _checked_bytes(value, value)
+    if not isinstance(value, str):
+        raise refuse("size", f"{shown(value)} is not a size", hint=_SIZE_HINT)
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise refuse("size", f"{shown(value)} is not a size", hint=_size_hint(value))
+    number, unit = match.groups()
+    if unit not in _SIZE_UNITS:
+        message = f"{shown(value)} is not a size: the unit {shown(unit)} is not known"
+        raise refuse("size", message, hint=_unit_hint(number, unit))
+    return _checked_bytes(round(Decimal(number) * _SIZE_UNITS[unit]), value)
+
+
+def _checked_bytes(count: int, value: object) -> int:
+    if not 0 <= count <= _MAX_BYTES:
+        hint = f"sizes go from 0 to {_MAX_BYTES} bytes (8388608TiB)"
+        raise refuse("size", f"{shown(value)} is out of range", hint=hint)
+    return count
+
+
+def _size_hint(value: str) -> str:
+    stripped = value.strip()
+    if stripped != value and _SIZE.fullmatch(stripped):
+        return f"remove the spaces around it: {stripped}"
+    if re.fullmatch(_NUMBER, stripped, re.ASCII):
+        return f"add a unit: {stripped}GiB, {stripped}MiB"
+    return _SIZE_HINT
+
+
+def _unit_hint(number: str, unit: str) -> str:
+    """Name both readings of a sloppy unit ("g", "Gb", "gib") rather than guess."""
+    letter = unit[0].upper()
+    readings = [
+        f"{number}{known}" for known in (f"{letter}iB", f"{letter}B") if known in _SIZE_UNITS
+    ]
+    if unit.lower() in {known.lower() for known in _BINARY}:
+        readings = readings[:1]
+    return f"write {' or '.join(readings)}" if readings else _SIZE_HINT
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from "30s", "250ms", "5m", "1h30m", or a plain number of seconds.
+
+    Raises ``PydanticCustomError``, a ``ValueError``, that says what would be right.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not (value >= 0 and math.isfinite(value)):
+            raise refuse("duration", f"{shown(value)} is out of range", hint=_TIME_HINT)
+        return float(value)
+    if not isinstance(value, str):
+        raise refuse("duration", f"{shown(value)} is not a time", hint=_TIME_HINT)
+    match = _TIME.fullmatch(value)
+    if match is None or not value:
+        raise refuse("duration", f"{shown(value)} is not a time", hint=_time_hint(value))
+    parts: Mapping[str, str | None] = match.groupdict()
+    seconds = sum(
+        (Decimal(number) * _TIME_UNITS[unit] for unit, number in parts.items() if number),
+        Decimal(0),
+    )
+    result = float(seconds)
+    if not math.isfinite(result):
+        raise refuse("duration", f"{shown(value)} is out of range", hint=_TIME_HINT)
+    return result
+
+
+def _time_hint(value: str) -> str:
+    stripped = value.replace(" ", "")
+    if re.fullmatch(_NUMBER, stripped, re.ASCII):
+        return f"add a unit: {stripped}s, {stripped}ms"
+    if stripped and stripped != value and _TIME.fullmatch(stripped):
+        return f"write it without spaces: {stripped}"
+    return _TIME_HINT
+
+
+def parse_fraction(value: object) -> float:
+    """A share 0..1 from "10%" or 0.1.
+
+    Raises ``PydanticCustomError``, a ``ValueError``, that says what would be right.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if 0 <= value <= 1:
+            return float(value)
+        message = f"{shown(value)} is not between 0 and 1"
+        hint = f"write {value}%" if 1 < value <= 100 else "write 0% to 100%, or 0 to 1"
+        raise refuse("fraction", message, hint=hint)
+    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        message = f"{shown(value)} is not a share"
+        raise refuse("fraction", message, hint="write a percentage such as 10%, or 0.1")
+    percent = Decimal(match.group(1))
+    if percent > 100:
+        raise refuse("fraction", f"{shown(value)} is above 100%", hint="write 0% to 100%")
+    return float(percent / 100)
+
+
+def format_bytes(count: int) -> str:
+    """Such as "1.5TiB": the largest binary unit that leaves at least 1, at most two decimals."""
+    if count < 0:
+        return f"-{format_bytes(-count)}"
+    for unit, size in reversed(_BINARY.items()):
+        # Rounded first, so that a hair below 1GiB is not "1024MiB"; bytes are never rounded.
+        if count >= 1024 and round(count / size, 2) >= 1:
+            return f"{_trimmed(count / size, 2)}{unit}"
+    return f"{count}B"
+
+
+def format_duration(seconds: float) -> str:
+    """Such as "1h30m" or "250ms": to the millisecond, below one second to the microsecond."""
+    if seconds < 0:
+        return f"-{format_duration(-seconds)}"
+    if round(seconds, 6) < 1:
+        return f"{_trimmed(seconds * 1000, 3)}ms" if round(seconds, 6) else "0s"
+    left = round(Decimal(seconds), 3)
+    parts = []
+    for unit in ("d", "h", "m"):
+        count, left = divmod(left, _TIME_UNITS[unit])
+        if count:
+            parts.append(f"{int(count)}{unit}")
+    if left:
+        parts.append(f"{_trimmed(float(left), 3)}s")
+    return "".join(parts)
+
+
+def format_fraction(share: float) -> str:
+    """Such as "12.5%": at most two decimals."""
+    return f"{_trimmed(share * 100, 2)}%"
+
+
+def _trimmed(number: float, decimals: int) -> str:
+    text = f"{number:.{decimals}f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
+"""Whole bytes, 0 or more."""
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+"""Seconds, 0 or more."""
+Fraction = Annotated[float, BeforeValidator(parse_fraction)]
+"""A share, 0 to 1."""

@@ -1,0 +1,214 @@
+"""pydantic's validation errors in an operator's words, with the line each one stands on.
+
+Knows pydantic's error types and how its locations relate to what was written. Not for validating.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from hisparsed.policy.problems import KeyPath, Problem, shown
+from hisparsed.policy.yaml_tree import Position, Tree
+
+_MISSING: Final = "missing"
+_UNKNOWN: Final = "extra_forbidden"
+_MAX_KEYS_LISTED: Final = 12
+
+Words = tuple[str, str]
+"""Message and hint."""
+
+
+def problems_of(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[Problem]:
+    """One problem for each thing pydantic found; those the tree already knows are left out."""
+    known = {problem.key for problem in tree.problems}
+    problems: dict[tuple[KeyPath, str], Problem] = {}
+    for details in error.errors(include_url=False):
+        key = _written_path(details, tree)
+        if key in known:
+            continue
+        message, hint = _words(details, key, model)
+        value = "" if details["type"] == _MISSING else shown(details["input"])
+        problem = locate(tree.positions, tree.name, key, message, hint, value=value)
+        if details["type"] in (_MISSING, _UNKNOWN):
+            problem = _at_key(tree.positions, problem)
+        problems[key, message] = problem
+    return list(problems.values())
+
+
+def locate(
+    positions: Mapping[KeyPath, Position],
+    file: str,
+    key: KeyPath,
+    message: str,
+    hint: str = "",
+    value: str = "",
+) -> Problem:
+    """A problem at the value of ``key``, or of the nearest key around it that was written."""
+    for length in range(len(key), 0, -1):
+        place = positions.get(key[:length])
+        if place is not None:
+            # A section's value begins a line below; its own line says more.
+            inline = length == len(key) and place.value_line == place.line
+            column = place.value_column if inline else place.column
+            return Problem(file, place.line, column, key, value, message, hint)
+    return Problem(file, 1, 1, key, value, message, hint)
+
+
+def _at_key(positions: Mapping[KeyPath, Position], problem: Problem) -> Problem:
+    place = positions.get(problem.key)
+    if place is None:
+        return problem
+    return replace(problem, line=place.line, column=place.column)
+
+
+def _written_path(details: ErrorDetails, tree: Tree) -> KeyPath:
+    """pydantic's location less the parts it adds itself (union members, validator names)."""
+    path: KeyPath = ()
+    parts = list(details["loc"])
+    for index, part in enumerate(parts):
+        is_last = index == len(parts) - 1
+        if (*path, part) in tree.positions or (is_last and details["type"] == _MISSING):
+            path = (*path, part)
+    return (*path, *details.get("ctx", {}).get("key", ()))
+
+
+def _words(details: ErrorDetails, key: KeyPath, model: type[BaseModel]) -> Words:
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == _UNKNOWN:
+        return "is not a known key", _nearest(str(key[-1]), _keys_at(model, key[:-1]))
+    if kind == _MISSING:
+        return "is missing", _description(model, key)
+    if "message" in context:
+        return context["message"], context.get("hint", "")
+    if value is None and kind != "value_error":
+        return "is empty", "give it a value, or remove the key to use the default"
+    translate = _TRANSLATED.get(kind)
+    if translate is not None:
+        return translate(shown(value), context)
+    if kind == "value_error":
+        return str(context["error"]), ""
+    message = details["msg"]
+    if "_" in kind and not kind.startswith(_STOCK):
+        return message, ""  # a validator's own sentence
+    return f"{shown(value)} is refused: {message[:1].lower()}{message[1:]}", ""
+
+
+def _choice(value: str, context: Mapping[str, Any]) -> Words:
+    expected = str(context["expected"])
+    choices = [choice.strip(" '\"") for choice in expected.replace(" or ", ", ").split(",")]
+    close = difflib.get_close_matches(value.strip('"'), choices, n=1)
+    return (
+        f"{value} is not one of {', '.join(choices)}",
+        f"did you mean {close[0]}?" if close else "",
+    )
+
+
+_TYPES: Final[Mapping[str, Words]] = {
+    "string": ("is not text", "put it in quotes"),
+    "int": ("is not a whole number", "write digits only"),
+    "float": ("is not a number", "write a number such as 2 or 0.5"),
+    "bool": ("is neither true nor false", "write true or false"),
+    "dict": ("is not a section", "write `key: value` lines below it"),
+    "model": ("is not a section", "write `key: value` lines below it"),
+    "list": ("is not a list", "write one `- item` line for each"),
+    "tuple": ("is not a list", "write one `- item` line for each"),
+    "path": ("is not a path", "write a path"),
+}
+_BOUNDS: Final = {
+    "greater_than": ("too small", "more than {gt}"),
+    "greater_than_equal": ("too small", "{ge} or more"),
+    "less_than": ("too large", "less than {lt}"),
+    "less_than_equal": ("too large", "{le} or less"),
+    "multiple_of": ("of the wrong step", "a multiple of {multiple_of}"),
+}
+_STOCK: Final = (*_TYPES, "union", "too_", "finite", "value", "is_", "mapping", "none", "frozen")
+
+
+def _type_words(words: Words) -> Callable[[str, Mapping[str, Any]], Words]:
+    return lambda value, _context: (f"{value} {words[0]}", words[1])
+
+
+def _bound_words(what: str, right: str) -> Callable[[str, Mapping[str, Any]], Words]:
+    return lambda value, context: (f"{value} is {what}", f"write {right.format(**context)}")
+
+
+def _length_words(value: str, context: Mapping[str, Any]) -> Words:
+    bounds = [f"at least {context['min_length']}"] if "min_length" in context else []
+    bounds += [f"at most {context['max_length']}"] if "max_length" in context else []
+    return f"{value} has the wrong length", f"write {' and '.join(bounds)} characters or items"
+
+
+_TRANSLATED: Final[Mapping[str, Callable[[str, Mapping[str, Any]], Words]]] = {
+    "enum": _choice,
+    "literal_error": _choice,
+    "int_from_float": _type_words(_TYPES["int"]),
+    **{
+        f"{name}_{stage}": _type_words(words)
+        for name, words in _TYPES.items()
+        for stage in ("type", "parsing")
+    },
+    **{kind: _bound_words(*words) for kind, words in _BOUNDS.items()},
+    **dict.fromkeys(
+        ("string_too_short", "string_too_long", "too_short", "too_long"), _length_words
+    ),
+}
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    if not known:
+        return "remove it"
+    listed = ", ".join(known[:_MAX_KEYS_LISTED])
+    return f"known here: {listed}{', ...' if len(known) > _MAX_KEYS_LISTED else ''}"
+
+
+def _description(model: type[BaseModel], key: KeyPath) -> str:
+    for candidate in _models_at(model, key[:-1]):
+        field = candidate.model_fields.get(str(key[-1]))
+        if field is not None:
+            described = f": {field.description}" if field.description else ""
+            return f"add {key[-1]}{described}"
+    return f"add {key[-1]}"
+
+
+def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
+    keys = [name for found in _models_at(model, path) for name in found.model_fields]
+    return list(dict.fromkeys(keys))
+
+
+def _models_at(model: type[BaseModel], path: KeyPath) -> list[type[BaseModel]]:
+    """The models that may stand at ``path``; several where the model has a union."""
+    annotations: list[Any] = [model]
+    for part in path:
+        annotations = [inner for outer in annotations for inner in _inside(outer, part)]
+    return [found for found in annotations if _is_model(found)]
+
+
+def _inside(annotation: Any, part: str | int) -> list[Any]:
+    """What the annotation says of the value under ``part``, unions taken apart."""
+    if _is_model(annotation):
+        field = annotation.model_fields.get(part)
+        return _alternatives(field.annotation) if field is not None else []
+    # dict[str, X], list[X], tuple[X, ...]: the value's type is the last that is one.
+    arguments = [argument for argument in get_args(annotation) if argument is not Ellipsis]
+    return _alternatives(arguments[-1]) if arguments else []
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return [found for member in get_args(annotation) for found in _alternatives(member)]
+    return [annotation]
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
