@@ -21,7 +21,7 @@ GHOST_BINS = 16
 """Bins of the ghost histogram up to ``max_capacity``; one more counts everything deeper."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ResolverState:
     """Residency state of one index group for ``S`` state rows. Build with ``create``.
 

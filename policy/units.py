@@ -143,8 +143,8 @@ def format_bytes(count: int) -> str:
     if count < 0:
         return f"-{format_bytes(-count)}"
     for unit, size in reversed(_BINARY.items()):
-        # Rounded first, so that a hair below 1GiB is not "1024MiB"; bytes are never rounded.
-        if count >= 1024 and round(count / size, 2) >= 1:
+        # Compared as rounded, so that a hair below 1GiB is not "1024MiB"; bytes stay exact.
+        if count >= 1024 and round(1024 * count / size, 2) >= 1024:
             return f"{_trimmed(count / size, 2)}{unit}"
     return f"{count}B"
 

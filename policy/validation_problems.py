@@ -31,8 +31,9 @@ def problems_of(error: ValidationError, tree: Tree, model: type[BaseModel]) -> l
         key = _written_path(details, tree)
         if key in known:
             continue
-        message, hint = _words(details, key, model)
-        value = "" if details["type"] == _MISSING else shown(details["input"])
+        written = details["input"] if key not in tree.positions else _value_at(tree.value, key)
+        message, hint = _words(details, written, key, model)
+        value = "" if details["type"] == _MISSING else shown(written)
         problem = locate(tree.positions, tree.name, key, message, hint, value=value)
         if details["type"] in (_MISSING, _UNKNOWN):
             problem = _at_key(tree.positions, problem)
@@ -77,8 +78,14 @@ def _written_path(details: ErrorDetails, tree: Tree) -> KeyPath:
     return (*path, *details.get("ctx", {}).get("key", ()))
 
 
-def _words(details: ErrorDetails, key: KeyPath, model: type[BaseModel]) -> Words:
-    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+def _value_at(value: Any, key: KeyPath) -> Any:
+    for part in key:
+        value = value[part]
+    return value
+
+
+def _words(details: ErrorDetails, value: Any, key: KeyPath, model: type[BaseModel]) -> Words:
+    kind, context = details["type"], details.get("ctx", {})
     if kind == _UNKNOWN:
         return "is not a known key", _nearest(str(key[-1]), _keys_at(model, key[:-1]))
     if kind == _MISSING:
@@ -134,7 +141,11 @@ def _type_words(words: Words) -> Callable[[str, Mapping[str, Any]], Words]:
 
 
 def _bound_words(what: str, right: str) -> Callable[[str, Mapping[str, Any]], Words]:
-    return lambda value, context: (f"{value} is {what}", f"write {right.format(**context)}")
+    def words(value: str, context: Mapping[str, Any]) -> Words:
+        bounds = {name: f"{bound:g}" for name, bound in context.items()}
+        return f"{value} is {what}", f"write {right.format(**bounds)}"
+
+    return words
 
 
 def _length_words(value: str, context: Mapping[str, Any]) -> Words:

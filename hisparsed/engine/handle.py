@@ -24,13 +24,17 @@ class EngineHandle:
     def __init__(self, llm: Any, stat_logger: Any) -> None:
         self.llm = llm
         self._stat_logger = stat_logger
+        self.waiting_calls = 0
+        """Calls waiting in the engine, as of the last report."""
 
     @property
     def alive(self) -> bool:
         return not self.llm.errored
 
     async def report(self) -> EngineReport:
-        return EngineReport.model_validate(await self._call("report", {}))
+        report = EngineReport.model_validate(await self._call("report", {}))
+        self.waiting_calls = report.requests.waiting
+        return report
 
     async def apply(self, command: EngineCommand) -> ApplyResult:
         payload = command.model_dump(exclude_none=True)

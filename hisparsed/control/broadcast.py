@@ -1,0 +1,61 @@
+"""Tells every listener of the event stream what happens, without waiting for any of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_BACKLOG = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """``kind`` is status, decisions or event; ``data`` is JSON text on one line."""
+
+    kind: str
+    data: str
+
+
+class Broadcast:
+    """A listener that falls behind by more than a backlog loses the oldest messages."""
+
+    def __init__(self) -> None:
+        self._listeners: set[asyncio.Queue[Message | None]] = set()
+        self._closed = False
+
+    @property
+    def listeners(self) -> int:
+        return len(self._listeners)
+
+    def send(self, message: Message) -> None:
+        self._put(message)
+
+    def close(self) -> None:
+        """End every stream, so that a stopping server does not wait for its listeners."""
+        self._closed = True
+        self._put(None)
+
+    @contextmanager
+    def listen(self) -> Iterator[AsyncIterator[Message]]:
+        """Messages from now on, until ``close``."""
+        backlog: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=_BACKLOG)
+        if self._closed:
+            backlog.put_nowait(None)
+        self._listeners.add(backlog)
+        try:
+            yield _until_closed(backlog)
+        finally:
+            self._listeners.discard(backlog)
+
+    def _put(self, message: Message | None) -> None:
+        for backlog in self._listeners:
+            if backlog.full():
+                backlog.get_nowait()
+            backlog.put_nowait(message)
+
+
+async def _until_closed(backlog: asyncio.Queue[Message | None]) -> AsyncIterator[Message]:
+    while (message := await backlog.get()) is not None:
+        yield message

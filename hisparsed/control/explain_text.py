@@ -1,0 +1,70 @@
+"""Decisions and events as lines that a person reads, oldest first, with the figures. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+
+from hisparsed.control.records import DecisionView, EventView
+from hisparsed.control.status_text import clock_text, setting_text
+from hisparsed.policy.units import format_bytes, format_duration, format_fraction
+
+_WIDTH = 100
+_INDENT = "    "
+
+
+def explanation(decisions: Iterable[DecisionView], events: Iterable[EventView]) -> str:
+    """Both in order of time, ending in a newline; empty when there is nothing."""
+    entries = [(view.at_unix_s, list(_decision(view))) for view in decisions]
+    entries += [(view.at_unix_s, list(_event(view))) for view in events]
+    entries.sort(key=lambda entry: entry[0])
+    return "".join(f"{line}\n" for _, lines in entries for line in lines)
+
+
+def _decision(view: DecisionView) -> Iterator[str]:
+    limited = f", {view.limited_by}" if view.limited_by not in (None, view.code) else ""
+    mark = "moved" if view.acts else "held"
+    if view.error is not None:
+        mark = "failed"
+    yield f"{clock_text(view.at_unix_s)}  {view.lever}  {mark}  {view.code}{limited}"
+    yield from _wrapped(view.sentence)
+    if view.error is not None:
+        yield from _wrapped(f"The engine refused: {view.error}.")
+    if view.in_force is not None:
+        yield from _wrapped(f"The engine bounded it to {setting_text(view.in_force)}.")
+    if view.figures:
+        yield from _wrapped(figures_text(view.figures))
+
+
+def _event(view: EventView) -> Iterator[str]:
+    yield f"{clock_text(view.at_unix_s)}  {view.kind}  by {view.actor}"
+    for line in view.sentence.splitlines():
+        yield f"{_INDENT}{line}"
+
+
+def figures_text(figures: Mapping[str, float | None]) -> str:
+    """Names in words, each value in the unit that its name ends in."""
+    return ", ".join(_figure(name, value) for name, value in figures.items())
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return f"{_words(name)} unlimited"
+    if name.endswith("_bytes_per_s"):
+        return f"{_words(name.removesuffix('_bytes_per_s'))} {format_bytes(round(value))}/s"
+    if name.endswith("_bytes"):
+        return f"{_words(name.removesuffix('_bytes'))} {format_bytes(round(value))}"
+    if name.endswith("_seconds"):
+        return f"{_words(name.removesuffix('_seconds'))} {format_duration(value)}"
+    if name.endswith("_ratio"):
+        return f"{_words(name.removesuffix('_ratio'))} {format_fraction(value)}"
+    shown = f"{value:,.0f}" if value == round(value) else f"{value:,.4g}"
+    return f"{_words(name)} {shown}"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)

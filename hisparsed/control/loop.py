@@ -1,0 +1,240 @@
+"""The control loop: observe, decide, apply, confirm from the next report, journal.
+
+Clocks, sleep and engine come from outside. Judges nothing: that is the policy's. A failed
+report or command is counted and the loop goes on; a dead engine ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from hisparsed.control.announce import Announcer
+from hisparsed.control.board import Board, TickOutcome
+from hisparsed.control.engine_port import EngineGone, EnginePort
+from hisparsed.control.journal import Journal
+from hisparsed.control.metrics import ControlMetrics
+from hisparsed.control.observe import command_for, geometry_of, observe
+from hisparsed.control.outcome import bounded, confirm, cycle_sentence, notable_levers
+from hisparsed.control.overrides import Overrides
+from hisparsed.control.policy_source import PolicySource
+from hisparsed.control.records import Applied, EventKind, TickRecord
+from hisparsed.control.status import Lifecycle
+from hisparsed.engine.messages import AdmissionCommand, EngineReport
+from hisparsed.policy.bounds import start_blocks
+from hisparsed.policy.decide import decide, start_commands
+from hisparsed.policy.decisions import Commands, Decision
+from hisparsed.policy.memory import Memory
+from hisparsed.policy.reasons import Lever
+from hisparsed.policy.signals import Admission, AdmissionOrder
+
+log = logging.getLogger("hisparsed.control")
+
+
+class ControlLoop:
+    """One engine life. ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds.
+
+    ``set_admission`` puts limits in force that the API side keeps; it is called with each
+    admission that the engine accepted. Call ``start`` once, then ``run``.
+    """
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        source: PolicySource,
+        overrides: Overrides,
+        journal: Journal,
+        announcer: Announcer,
+        metrics: ControlMetrics,
+        board: Board,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+        set_admission: Callable[[Admission], None],
+        live_levers: frozenset[Lever] = frozenset(Lever),
+    ) -> None:
+        self._engine = engine
+        self._source = source
+        self._overrides = overrides
+        self._journal = journal
+        self._announcer = announcer
+        self._metrics = metrics
+        self._board = board
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._sleep = sleep
+        self._set_admission = set_admission
+        self._live_levers = live_levers
+        self._memory = Memory()
+        self._report: EngineReport | None = None
+        self._reported_at_s = 0.0
+        self._report_failing = False
+        self._admission: Admission | None = None
+        self._unconfirmed: tuple[int, Applied] | None = None
+        self._previous: Decision | None = None
+        self._tick = 0
+
+    async def start(self) -> None:
+        """Take the first report, check the policy against the node, put the start in force.
+
+        Raises ``UserError`` when the policy is impossible on this node, and whatever the
+        engine raises: a node whose engine refuses its start must not serve.
+        """
+        report = await self._engine.report()
+        geometry = geometry_of(report.geometry)
+        self._source.bind(geometry)
+        policy = self._overrides.over(self._source.active.value)
+        self._admission = Admission(
+            order=AdmissionOrder(report.admission_order),
+            ageing_s=AdmissionCommand().ageing_s,
+            max_running=report.max_running,
+            max_waiting_sessions=None,
+            retry_after_s=policy.admission.retry_after,
+        )
+        commands = start_commands(policy, geometry)
+        if commands.offload_target_blocks is None and report.host.offload_target_blocks == 0:
+            # Whatever the mode, a node that begins with an empty offload pool would never hit.
+            blocks = start_blocks(policy, geometry)
+            commands = replace(commands, offload_target_blocks=blocks)
+        command = command_for(commands)
+        if command is not None:
+            result = await self._engine.apply(command)
+            self._accept(commands)
+            sentence = (
+                f"Started with {result.offload_target_blocks} of {geometry.budget_blocks} host "
+                f"blocks for the offload pool, a multiplier of {result.multiplier:g}x and the "
+                f"{result.admission_order} order."
+            )
+        else:
+            sentence = "Started; every lever stays where the engine put it."
+        self._board.lifecycle = Lifecycle.SERVING
+        self._announcer.event(EventKind.STARTED, sentence)
+
+    async def run(self) -> None:
+        """Tick until cancelled. Raises ``EngineGone`` when the engine has died."""
+        due_s = self._clock()
+        late_before = False
+        while True:
+            await self.tick()
+            period_s = self._source.active.value.tick
+            now_s, due_s = self._clock(), due_s + period_s
+            left_out = math.ceil((now_s - due_s) / period_s) if now_s > due_s else 0
+            if left_out:
+                # Ticks that are due are left out, so that a slow engine is not asked more often.
+                due_s += left_out * period_s
+                self._board.late_ticks += left_out
+                if not late_before:
+                    log.warning(
+                        "Tick %d took over %gs; %d left out.", self._tick, period_s, left_out
+                    )
+            late_before = left_out > 0
+            await self._sleep(due_s - now_s)
+
+    async def tick(self) -> None:
+        """One cycle. Raises ``EngineGone``."""
+        try:
+            await self._cycle()
+        except EngineGone as error:
+            self._board.lifecycle = Lifecycle.ENGINE_GONE
+            self._announcer.event(EventKind.ENGINE_GONE, f"The engine is gone: {error}.")
+            raise
+
+    async def _cycle(self) -> None:
+        began_s = self._clock()
+        fresh = await self._take_report()
+        report, last_admission = self._report, self._admission
+        if report is None or last_admission is None:
+            return
+        self._tick += 1
+        active = self._source.active
+        policy = self._overrides.over(active.value)
+        now_s = self._clock()
+        serving = self._engine.serving()
+        snapshot = observe(
+            report,
+            serving,
+            at_s=now_s,
+            report_age_s=now_s - self._reported_at_s,
+            tick=self._tick,
+            policy_generation=active.generation,
+            last_admission=last_admission,
+            live_levers=self._live_levers,
+            frozen_levers=self._overrides.frozen,
+        )
+        confirmed = None
+        if fresh and self._unconfirmed is not None:
+            confirmed = confirm(*self._unconfirmed, report)
+            self._unconfirmed = None
+        decision, self._memory = decide(policy, snapshot, self._memory)
+        applied = await self._apply(decision.commands)
+        notable = notable_levers(decision, self._previous)
+        record = TickRecord(
+            sequence=self._journal.next_sequence(),
+            at_unix_s=self._wall_clock(),
+            policy_hash=active.content_hash,
+            snapshot=snapshot,
+            decision=decision,
+            applied=applied,
+            confirmed=confirmed,
+            notable=notable,
+            sentence=cycle_sentence(decision, notable, applied, confirmed),
+        )
+        self._previous = decision
+        self._journal.record(record)
+        tick_s = self._clock() - began_s
+        self._metrics.count_tick(record, tick_s)
+        self._board.show(TickOutcome(record, report, serving, policy, self._reported_at_s, tick_s))
+        if record.sentence is not None:
+            moved = applied is not None
+            log.log(logging.INFO if moved else logging.DEBUG, "%s", record.sentence)
+
+    async def _take_report(self) -> bool:
+        """Whether there is a new report; the last one stays in use where there is none."""
+        try:
+            self._report = await self._engine.report()
+        except EngineGone:
+            raise
+        except Exception as error:
+            self._board.failed_reports += 1
+            if not self._report_failing:
+                self._announcer.event(
+                    EventKind.REPORT_FAILED, f"The engine did not report: {_words(error)}."
+                )
+            self._report_failing = True
+            return False
+        self._reported_at_s = self._clock()
+        if self._report_failing:
+            self._announcer.event(EventKind.REPORT_BACK, "The engine reports again.")
+        self._report_failing = False
+        return True
+
+    async def _apply(self, commands: Commands) -> Applied | None:
+        command = command_for(commands)
+        if command is None:
+            return None
+        began_s = self._clock()
+        try:
+            result = await self._engine.apply(command)
+        except EngineGone:
+            raise
+        except Exception as error:
+            self._board.failed_applies += 1
+            log.warning("The engine refused a command: %s", _words(error))
+            return Applied(command, None, _words(error))
+        self._metrics.count_apply(self._clock() - began_s)
+        self._accept(commands)
+        applied = Applied(command, result, None, bounded(command, result))
+        self._unconfirmed = (self._tick, applied)
+        return applied
+
+    def _accept(self, commands: Commands) -> None:
+        if commands.admission is not None:
+            self._admission = commands.admission
+            self._set_admission(commands.admission)
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,107 @@
+"""What came of a command: where the engine bounded it, whether it stayed, and it in words.
+
+Pure functions on messages and decisions; the control loop calls them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hisparsed.control.records import Applied, Confirmation, Difference
+from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
+from hisparsed.policy.decisions import Decision, LeverDecision
+from hisparsed.policy.reasons import Lever
+
+_SAME_MULTIPLIER = 1e-6
+
+
+def bounded(command: EngineCommand, result: ApplyResult) -> tuple[Difference, ...]:
+    """Levers that the engine put elsewhere than asked, such as at its own floor."""
+    found: list[Difference] = []
+    target = command.offload_target_blocks
+    if target is not None and target != result.offload_target_blocks:
+        found.append(Difference(Lever.SPLIT, target, result.offload_target_blocks))
+    multiplier = command.multiplier
+    if multiplier is not None and not _same(multiplier, result.multiplier):
+        found.append(Difference(Lever.MULTIPLIER, multiplier, result.multiplier))
+    watermark = command.transition_watermark
+    if isinstance(watermark, int) and watermark != result.transition_watermark:
+        found.append(Difference(Lever.WATERMARK, watermark, result.transition_watermark))
+    admission = command.admission
+    if admission is not None:
+        if admission.order != result.admission_order:
+            found.append(Difference(Lever.ADMISSION, admission.order, result.admission_order))
+        elif admission.max_running not in (None, result.max_running):
+            asked = f"{admission.order}, at most {admission.max_running} running"
+            given = f"{result.admission_order}, at most {result.max_running} running"
+            found.append(Difference(Lever.ADMISSION, asked, given))
+    return tuple(found)
+
+
+def confirm(tick: int, applied: Applied, report: EngineReport) -> Confirmation | None:
+    """Whether what ``applied`` put in force still is; ``None`` when it had failed."""
+    result, command = applied.result, applied.command
+    if result is None:
+        return None
+    seen: list[Difference] = []
+    target = report.host.offload_target_blocks
+    if command.offload_target_blocks is not None and target != result.offload_target_blocks:
+        seen.append(Difference(Lever.SPLIT, result.offload_target_blocks, target))
+    if command.multiplier is not None and not _same(report.hot.multiplier, result.multiplier):
+        seen.append(Difference(Lever.MULTIPLIER, result.multiplier, report.hot.multiplier))
+    watermark = report.transition_watermark
+    if isinstance(command.transition_watermark, int) and watermark != result.transition_watermark:
+        seen.append(Difference(Lever.WATERMARK, result.transition_watermark, watermark))
+    if command.admission is not None and report.admission_order != result.admission_order:
+        seen.append(Difference(Lever.ADMISSION, result.admission_order, report.admission_order))
+    return Confirmation(tick, tuple(seen))
+
+
+def notable_levers(decision: Decision, previous: Decision | None) -> frozenset[Lever]:
+    """Levers that act, or hold for another reason than in the tick before."""
+    if previous is None:
+        return frozenset(one.lever for one in decision.levers)
+    return frozenset(
+        one.lever
+        for one in decision.levers
+        if one.acts or one.reason is not previous.of(one.lever).reason
+    )
+
+
+def cycle_sentence(
+    decision: Decision,
+    notable: frozenset[Lever],
+    applied: Applied | None,
+    confirmed: Confirmation | None,
+) -> str | None:
+    """One line on what changed in this tick: moves first; ``None`` when nothing did."""
+    acting = [one for one in decision.levers if one.acts]
+    parts = [_with_outcome(one, applied) for one in acting]
+    if not acting:
+        parts += [one.sentence for one in decision.levers if one.lever in notable]
+    if confirmed is not None:
+        parts += [
+            f"The {one.lever} of tick {confirmed.tick} did not stay: {_value(one.wanted)} was put "
+            f"in force and the engine reports {_value(one.found)}."
+            for one in confirmed.differences
+        ]
+    return " ".join(parts) or None
+
+
+def _with_outcome(lever: LeverDecision, applied: Applied | None) -> str:
+    if applied is None:
+        return lever.sentence
+    if applied.error is not None:
+        return f"{lever.sentence} It failed: {applied.error}."
+    for one in applied.bounded:
+        if one.lever is lever.lever:
+            return f"{lever.sentence} The engine bounded it to {_value(one.found)}."
+    return lever.sentence
+
+
+def _same(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=_SAME_MULTIPLIER)
+
+
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"

@@ -1,0 +1,71 @@
+"""What an operator has put above the policy for now: frozen levers and a more cautious mode.
+
+Lives in memory: it survives a policy reload and ends with the daemon. It can only hold the
+policy back; allowing more than the document does takes an edited document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from hisparsed.policy.reasons import Lever
+from hisparsed.policy.schema import LeverSettings, Mode, Policy
+
+_CAUTION = (Mode.ACT, Mode.ADVISE, Mode.OFF)
+
+
+class Overrides:
+    """Frozen levers still get decisions, with the reason ``Frozen``."""
+
+    def __init__(self) -> None:
+        self._frozen: frozenset[Lever] = frozenset()
+        self._modes: dict[Lever, Mode] = {}
+
+    @property
+    def frozen(self) -> frozenset[Lever]:
+        return self._frozen
+
+    @property
+    def modes(self) -> Mapping[Lever, Mode]:
+        return MappingProxyType(self._modes)
+
+    def freeze(self, levers: Iterable[Lever]) -> None:
+        self._frozen |= frozenset(levers)
+
+    def thaw(self, levers: Iterable[Lever]) -> None:
+        self._frozen -= frozenset(levers)
+
+    def set_mode(self, policy: Policy, levers: Iterable[Lever], mode: Mode | None) -> None:
+        """``None`` goes back to the document's mode.
+
+        Raises ``ValueError`` when the document is more cautious than ``mode`` for one of the
+        levers; none changes then.
+        """
+        levers = tuple(levers)
+        if mode is None:
+            for lever in levers:
+                self._modes.pop(lever, None)
+            return
+        for lever in levers:
+            written = policy.mode_of(lever)
+            if _CAUTION.index(mode) < _CAUTION.index(written):
+                raise ValueError(
+                    f"the policy document says {written} for {lever} and the more cautious mode "
+                    f"counts, so {mode} cannot be set here; edit the document and reload it"
+                )
+        self._modes.update(dict.fromkeys(levers, mode))
+
+    def over(self, policy: Policy) -> Policy:
+        """The policy with the modes set here."""
+        if not self._modes:
+            return policy
+        settings = {
+            lever.value: LeverSettings(mode=_more_cautious(mode, policy.mode_of(lever)))
+            for lever, mode in self._modes.items()
+        }
+        return policy.model_copy(update={"levers": policy.levers.model_copy(update=settings)})
+
+
+def _more_cautious(first: Mode, second: Mode) -> Mode:
+    return max(first, second, key=_CAUTION.index)

@@ -1,0 +1,161 @@
+"""The control socket: one daemon a path, mode 0660, served by uvicorn in the running loop.
+
+Binds and removes the file itself, so that a second daemon never takes over a live one's
+socket. What is served on it is in ``api``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from hisparsed.errors import UserError
+
+MODE = 0o660
+_LONGEST_PATH_BYTES = 107
+_PROBE_S = 1.0
+_STOP_S = 5
+
+
+class ControlServer:
+    """``start`` binds and serves, ``stop`` ends the streams and removes the socket.
+
+    ``end_streams`` is called before stopping, since open event streams would hold it up.
+    """
+
+    def __init__(self, application: Any, path: Path, *, end_streams: Callable[[], None]) -> None:
+        self._application = application
+        self._path = path
+        self._end_streams = end_streams
+        self._lock_file: int | None = None
+        self._identity: tuple[int, int] | None = None
+        self._server: _QuietServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns once requests are answered.
+
+        Raises ``UserError`` when another daemon has the socket, or the path cannot be used.
+        """
+        listener = self._bind()
+        config = uvicorn.Config(
+            self._application,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_STOP_S,
+        )
+        self._server = _QuietServer(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started and not self._serving.done():
+            await asyncio.sleep(0.005)
+        if self._serving.done():
+            self._release()
+            await self._serving
+
+    async def stop(self) -> None:
+        """Answer what is asked already, then remove the socket if it is still this one."""
+        self._end_streams()
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+        self._release()
+
+    def _bind(self) -> socket.socket:
+        path = self._path
+        if len(os.fsencode(path)) > _LONGEST_PATH_BYTES:
+            raise UserError(
+                f"control_socket: {path} is longer than the {_LONGEST_PATH_BYTES} bytes that a "
+                "Unix socket may have; choose a shorter path"
+            )
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock()
+            _remove_stale(path)
+            listener.bind(str(path))
+            # Nobody can connect before listen(), so the mode is right from the first connection.
+            path.chmod(MODE)
+            listener.listen(64)
+            listener.setblocking(False)
+            found = path.stat()
+            self._identity = (found.st_dev, found.st_ino)
+        except OSError as error:
+            listener.close()
+            self._release()
+            raise UserError(
+                f"control_socket: {path} cannot be made: {error.strerror or error}; use a folder "
+                "that this user may write"
+            ) from error
+        except UserError:
+            listener.close()
+            self._release()
+            raise
+        return listener
+
+    def _lock(self) -> None:
+        lock_path = self._path.with_name(self._path.name + ".lock")
+        self._lock_file = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _taken(self._path) from None
+
+    def _release(self) -> None:
+        if self._identity is not None:
+            try:
+                found = self._path.lstat()
+                if (found.st_dev, found.st_ino) == self._identity:
+                    self._path.unlink()
+            except FileNotFoundError:
+                pass
+            self._identity = None
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves signals to the daemon."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket on which nobody listens. Raises ``UserError`` for anything else."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise UserError(
+            f"control_socket: {path} is there and is not a socket; remove it or choose another path"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except TimeoutError:
+            pass
+    raise _taken(path)
+
+
+def _taken(path: Path) -> UserError:
+    return UserError(
+        f"control_socket: another hisparsed serves on {path}; stop it, or give this one its own "
+        "control_socket and state_dir"
+    )

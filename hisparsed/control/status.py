@@ -1,0 +1,209 @@
+"""The status document: one node at one moment, for the API, the CLI and the terminal view.
+
+A model without behaviour; ``status_build`` fills it and ``status_text`` writes it out. Bytes are
+bytes, times are seconds, and ``None`` is "not known yet".
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+from hisparsed.control.records import EventView
+from hisparsed.policy.reasons import Lever, Reason
+from hisparsed.policy.schema import Mode
+from hisparsed.policy.signals import AdmissionOrder
+
+
+class Lifecycle(StrEnum):
+    """Where the daemon is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    ENGINE_GONE = "engine-gone"
+    STOPPED = "stopped"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NodeInfo(_Part):
+    """What does not change while the daemon lives."""
+
+    kind: str
+    """cuda, reference or simulated."""
+    model: str
+    version: str
+    api_url: str
+    pid: int
+    started_unix_s: float
+
+
+class EngineStatus(_Part):
+    report_age_s: float
+    report_cost_s: float
+    """Engine-thread time that the last report took."""
+    failed_reports: int
+    steps: int
+
+
+class PoolStatus(_Part):
+    """One host pool. ``target`` is what the policy set, ``capacity`` what it owns now."""
+
+    target_bytes: int
+    capacity_bytes: int
+    in_use_bytes: int
+    cached_bytes: int
+    """Idle, but a reusable prefix."""
+    reach_tokens: int
+    target_blocks: int
+    capacity_blocks: int
+
+
+class PoolsStatus(_Part):
+    budget_bytes: int
+    host_block_bytes: int
+    hisparse: PoolStatus
+    offload: PoolStatus
+    pending_bytes: int
+    """Promised to the offload pool, not yet taken."""
+    draining_bytes: int
+    """Recalled from the offload pool, still busy."""
+
+
+class SessionsStatus(_Part):
+    live: int
+    live_set_tokens: int
+    min_reach_tokens: int
+    coverage: float | None
+    """Smaller reach / idle live set; ``None`` when nothing idle is live."""
+
+
+class RequestsStatus(_Part):
+    """Residency counts are of running requests."""
+
+    running: int
+    waiting: int
+    held_back: int
+    full: int
+    mixed: int
+    none: int
+    preemptions_total: int
+    finished_total: int
+
+
+class HotStatus(_Part):
+    multiplier: float
+    lease_blocks: int
+    leased_requests: int
+    leased_blocks: int
+    references_total: int
+    resident_total: int
+    hits_total: int
+    loads_total: int
+    h2d_bytes_total: int
+
+
+class GpuStatus(_Part):
+    total_blocks: int
+    free_blocks: int
+    waiting_for_blocks: bool
+
+
+class AdmissionStatus(_Part):
+    order: AdmissionOrder
+    ageing_s: float
+    max_running: int
+    max_waiting_sessions: int | None
+    retry_after_s: float
+
+
+class WatermarkStatus(_Part):
+    blocks: int
+    is_default: bool
+
+
+class ServingStatus(_Part):
+    prompt_tokens_total: int
+    generated_tokens_total: int
+    prefix_query_tokens_total: int
+    prefix_hit_tokens_total: int
+    mean_ttft_s: float | None
+    mean_itl_s: float | None
+
+
+class LeverStatus(_Part):
+    """The last decision on one lever."""
+
+    lever: Lever
+    mode: Mode
+    frozen: bool
+    pending_restart: bool
+    current: float | str
+    wanted: float | str
+    reason: Reason
+    limited_by: Reason | None
+    sentence: str
+
+
+class PolicyStatus(_Part):
+    path: str
+    generation: int
+    content_hash: str
+    mode: Mode
+    """That of the document."""
+    overridden: dict[Lever, Mode]
+    """Modes that an operator set above the document."""
+    frozen: list[Lever]
+    reload_failures: int
+    last_error: str | None
+
+
+class LoopStatus(_Part):
+    tick: int
+    tick_s: float
+    """Time between two ticks, as the policy sets it."""
+    last_tick_s: float
+    late_ticks: int
+    """Ticks left out because an earlier one took too long."""
+    failed_applies: int
+
+
+class JournalStatus(_Part):
+    writing: bool
+    error: str | None
+    written: int
+    dropped: int
+
+
+class Observed(_Part):
+    """What the last report said; missing before the first."""
+
+    engine: EngineStatus
+    pools: PoolsStatus
+    sessions: SessionsStatus
+    requests: RequestsStatus
+    hot: HotStatus
+    gpu: GpuStatus
+    admission: AdmissionStatus
+    watermark: WatermarkStatus
+    serving: ServingStatus
+
+
+class Status(_Part):
+    schema_version: int = 1
+    at_unix_s: float
+    node: NodeInfo
+    lifecycle: Lifecycle
+    observed: Observed | None
+    levers: list[LeverStatus]
+    policy: PolicyStatus
+    loop: LoopStatus
+    journal: JournalStatus
+    last_sentence: str | None
+    last_sentence_unix_s: float | None
+    events: list[EventView]
+    """The latest few, newest first."""

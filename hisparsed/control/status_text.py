@@ -1,0 +1,156 @@
+"""The status document as a compact plain-text page. Pure; no colours, no terminal tricks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from hisparsed.control.status import (
+    HotStatus,
+    LeverStatus,
+    Observed,
+    PolicyStatus,
+    PoolsStatus,
+    PoolStatus,
+    Status,
+)
+from hisparsed.policy.units import format_bytes, format_duration, format_fraction
+
+_BAR_CELLS = 32
+_HASH_SHOWN = 12
+
+
+def status_page(status: Status) -> str:
+    """The whole page, ending in a newline."""
+    return "\n".join(_lines(status)) + "\n"
+
+
+def _lines(status: Status) -> Iterator[str]:
+    node = status.node
+    up = format_duration(max(0, round(status.at_unix_s - node.started_unix_s)))
+    yield f"hisparsed {node.version}, {node.kind} node, {status.lifecycle}, up {up}, pid {node.pid}"
+    yield f"model      {node.model}"
+    yield f"api        {node.api_url}"
+    if status.observed is None:
+        yield "engine     has not reported yet"
+    else:
+        yield from _observed(status.observed, status)
+    yield from _policy(status.policy, status.levers)
+    yield f"journal    {_journal(status)}"
+    if status.last_sentence is not None and status.last_sentence_unix_s is not None:
+        yield f"last       {clock_text(status.last_sentence_unix_s)} {status.last_sentence}"
+    for event in status.events[:1]:
+        yield f"event      {clock_text(event.at_unix_s)} {event.sentence}"
+
+
+def _observed(observed: Observed, status: Status) -> Iterator[str]:
+    engine, loop = observed.engine, status.loop
+    yield (
+        f"engine     reported {format_duration(round(engine.report_age_s, 2))} ago at a cost of "
+        f"{format_duration(round(engine.report_cost_s, 6))}, {engine.failed_reports} reports "
+        f"failed; tick {loop.tick} took {format_duration(round(loop.last_tick_s, 3))}, "
+        f"{loop.late_ticks} left out"
+    )
+    yield from _pools(observed.pools)
+    requests = observed.requests
+    yield (
+        f"requests   {requests.running} running ({requests.full} full, {requests.mixed} mixed, "
+        f"{requests.none} no residency), {requests.waiting} waiting, {requests.held_back} held "
+        f"back, {requests.preemptions_total} preempted, {requests.finished_total} finished"
+    )
+    sessions = observed.sessions
+    coverage = "nothing idle" if sessions.coverage is None else f"{sessions.coverage:.2f}"
+    yield (
+        f"sessions   {sessions.live} live, live set {sessions.live_set_tokens:,} tokens, "
+        f"coverage {coverage}"
+    )
+    gpu = observed.gpu
+    short = "; requests wait for blocks" if gpu.waiting_for_blocks else ""
+    yield f"gpu        {gpu.free_blocks:,} of {gpu.total_blocks:,} blocks free{short}"
+    yield f"hot        {_hot(observed.hot)}"
+    admission = observed.admission
+    waiting = (
+        ""
+        if admission.max_waiting_sessions is None
+        else f", new sessions refused while {admission.max_waiting_sessions} calls wait"
+    )
+    yield (
+        f"admission  {admission.order}, ageing {format_duration(admission.ageing_s)}, at most "
+        f"{admission.max_running} running{waiting}"
+    )
+    serving = observed.serving
+    asked, hit = serving.prefix_query_tokens_total, serving.prefix_hit_tokens_total
+    share = f" ({format_fraction(round(hit / asked, 3))})" if asked else ""
+    yield (
+        f"tokens     {serving.prompt_tokens_total:,} in, {serving.generated_tokens_total:,} out, "
+        f"{hit:,} from prefixes{share}"
+    )
+
+
+def _pools(pools: PoolsStatus) -> Iterator[str]:
+    yield (
+        f"pools      {format_bytes(pools.budget_bytes)} host budget, pending "
+        f"{format_bytes(pools.pending_bytes)}, draining {format_bytes(pools.draining_bytes)}"
+        "   # in use  = prefix  . free"
+    )
+    for name, pool in (("hisparse", pools.hisparse), ("offload", pools.offload)):
+        yield (
+            f"  {name:8} [{bar(pool)}] {format_bytes(pool.capacity_bytes)}, target "
+            f"{format_bytes(pool.target_bytes)}, reach {pool.reach_tokens:,} tokens"
+        )
+
+
+def bar(pool: PoolStatus, cells: int = _BAR_CELLS) -> str:
+    """In use, reusable prefix and free of a pool's capacity; what is not zero shows."""
+    capacity = max(1, pool.capacity_bytes)
+    in_use = _cells(pool.in_use_bytes / capacity, cells)
+    cached = min(cells - in_use, _cells(pool.cached_bytes / capacity, cells))
+    return "#" * in_use + "=" * cached + "." * (cells - in_use - cached)
+
+
+def _cells(share: float, cells: int) -> int:
+    return min(cells, max(round(share * cells), 1 if share > 0 else 0))
+
+
+def _hot(hot: HotStatus) -> str:
+    host_rows = hot.references_total - hot.resident_total
+    hits = f", {format_fraction(round(hot.hits_total / host_rows, 3))} hits" if host_rows else ""
+    return (
+        f"{hot.multiplier:g}x for the next lease ({hot.lease_blocks} blocks a group), "
+        f"{hot.leased_requests} requests lease {hot.leased_blocks} blocks{hits}, "
+        f"{format_bytes(hot.h2d_bytes_total)} loaded"
+    )
+
+
+def _policy(policy: PolicyStatus, levers: list[LeverStatus]) -> Iterator[str]:
+    yield (
+        f"policy     generation {policy.generation} ({policy.content_hash[:_HASH_SHOWN]}), mode "
+        f"{policy.mode}, {policy.path}"
+    )
+    if policy.last_error is not None:
+        first = policy.last_error.splitlines()[0]
+        yield f"  REJECTED {policy.reload_failures} reloads; the last: {first}"
+    for lever in levers:
+        marks = "".join(
+            f" {mark}"
+            for mark, on in (("FROZEN", lever.frozen), ("NEEDS RESTART", lever.pending_restart))
+            if on
+        )
+        yield f"  {lever.lever:10} {lever.mode:6} {setting_text(lever.current):>8}  {lever.reason}{marks}"
+
+
+def setting_text(value: float | str) -> str:
+    """A lever's value as a person writes it."""
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _journal(status: Status) -> str:
+    journal = status.journal
+    if journal.writing:
+        return f"{journal.written:,} records written, {journal.dropped:,} dropped"
+    return f"STOPPED: {journal.error}; {journal.dropped:,} records dropped"
+
+
+def clock_text(unix_s: float) -> str:
+    """Local time to the second."""
+    return datetime.fromtimestamp(unix_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

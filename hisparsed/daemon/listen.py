@@ -1,0 +1,79 @@
+"""What a node takes before it starts anything heavy: its state folder, its lock, its ports.
+
+Everything that can be refused is refused here, so that a mistake never leaves half a node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from hisparsed.errors import UserError
+
+
+class QuietServer(uvicorn.Server):
+    """A uvicorn server that leaves signals to the daemon."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind_tcp(host: str, port: int, *, key: str) -> socket.socket:
+    """A bound socket for ``host:port``; ``key`` names the setting in the error."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+        # Listening now, not when uvicorn starts: only then does a second daemon see it taken.
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"{key}: {host}:{port} is taken by another program; stop it or set another port"
+            ) from error
+        raise UserError(f"{key}: {host}:{port} cannot be used: {error.strerror}") from error
+    return listener
+
+
+def make_state_dir(path: Path) -> None:
+    """Create the state folder; raises ``UserError`` when it cannot be written."""
+    try:
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "no permission to write", str(path))
+    except OSError as error:
+        raise UserError(
+            f"state_dir: {path} cannot be used: {error.strerror}; create it for this user or "
+            "set another folder"
+        ) from error
+
+
+@contextlib.contextmanager
+def state_lock(state_dir: Path) -> Iterator[None]:
+    """Hold the state folder for one daemon; released by the kernel when the process ends."""
+    path = state_dir / "lock"
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip()
+            raise UserError(
+                f"state_dir: {state_dir} belongs to a running daemon"
+                f"{f' (pid {holder})' if holder else ''}; stop it or set another state_dir"
+            ) from error
+        file.seek(0)
+        file.truncate()
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield

@@ -1,0 +1,107 @@
+"""Builds the control side of one node: everything around the loop, none of it started.
+
+One place that knows which part needs which; ``node`` starts and stops them in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from hisparsed import __version__
+from hisparsed.config.node import NodeConfig
+from hisparsed.control.actions import Operator
+from hisparsed.control.announce import Announcer
+from hisparsed.control.api import ControlApi
+from hisparsed.control.board import Board
+from hisparsed.control.broadcast import Broadcast
+from hisparsed.control.engine_port import EnginePort
+from hisparsed.control.journal import Journal
+from hisparsed.control.journal_writer import JournalWriter
+from hisparsed.control.loop import ControlLoop
+from hisparsed.control.metrics import ControlMetrics
+from hisparsed.control.overrides import Overrides
+from hisparsed.control.policy_source import PolicySource
+from hisparsed.control.status import NodeInfo
+from hisparsed.policy.signals import Admission
+
+log = logging.getLogger("hisparsed.daemon")
+
+
+@dataclass(frozen=True)
+class ControlParts:
+    """The control side, wired. ``loop`` needs an engine, so it comes from ``make_loop``."""
+
+    source: PolicySource
+    overrides: Overrides
+    broadcast: Broadcast
+    journal: Journal
+    announcer: Announcer
+    metrics: ControlMetrics
+    board: Board
+    operator: Operator
+    api: ControlApi
+
+    def make_loop(
+        self, engine: EnginePort, set_admission: Callable[[Admission], None]
+    ) -> ControlLoop:
+        return ControlLoop(
+            engine,
+            self.source,
+            self.overrides,
+            self.journal,
+            self.announcer,
+            self.metrics,
+            self.board,
+            clock=time.monotonic,
+            wall_clock=time.time,
+            sleep=asyncio.sleep,
+            set_admission=set_admission,
+        )
+
+
+def build_control(config: NodeConfig, source: PolicySource, kind: str, model: str) -> ControlParts:
+    """Wire the control side of a node; touches no files but through the journal's thread."""
+    run = uuid4().hex
+    writer = JournalWriter(
+        config.state_dir,
+        run=run,
+        clock=time.monotonic,
+        stamp=lambda: datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
+        log=log.warning,
+    )
+    node = NodeInfo(
+        kind=kind,
+        model=model,
+        version=__version__,
+        api_url=f"http://{config.api.host}:{config.api.port}",
+        pid=os.getpid(),
+        started_unix_s=time.time(),
+    )
+    overrides = Overrides()
+    broadcast = Broadcast()
+    journal = Journal(writer, run=run)
+    announcer = Announcer(journal, broadcast, wall_clock=time.time)
+    metrics = ControlMetrics()
+    board = Board(
+        node, source, overrides, journal, broadcast, clock=time.monotonic, wall_clock=time.time
+    )
+    metrics.bind(board.status)
+    operator = Operator(source, overrides, announcer)
+    return ControlParts(
+        source=source,
+        overrides=overrides,
+        broadcast=broadcast,
+        journal=journal,
+        announcer=announcer,
+        metrics=metrics,
+        board=board,
+        operator=operator,
+        api=ControlApi(board, operator, source, journal, broadcast),
+    )

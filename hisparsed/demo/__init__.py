@@ -1,0 +1,1 @@
+"""The demo: a real node on this machine, a real trace, the policy on and then off."""

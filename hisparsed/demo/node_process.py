@@ -1,0 +1,105 @@
+"""A node of the demo: ``hisparsed serve`` in a process of its own, started, watched, stopped."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from hisparsed.demo.settings import DemoSettings, node_document, policy_document
+from hisparsed.errors import UserError
+
+_START_TIMEOUT_S = 240.0
+_STOP_TIMEOUT_S = 40.0
+_LOG_LINES = 25
+
+
+def free_port() -> int:
+    """A TCP port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class DemoNode:
+    """Context manager around one daemon under ``folder``; ``mode`` is the policy's."""
+
+    def __init__(self, settings: DemoSettings, folder: Path, mode: str) -> None:
+        folder.mkdir(parents=True)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.socket = folder / "control.sock"
+        policy = folder / "policy.yaml"
+        policy.write_text(policy_document(mode), encoding="utf-8")
+        self._config = folder / "hisparsed.yaml"
+        self._config.write_text(
+            node_document(settings, folder, self.port, policy), encoding="utf-8"
+        )
+        self._log_path = folder / "node.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> DemoNode:
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "hisparsed", "serve", "--config", str(self._config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def require_alive(self) -> None:
+        """Raise ``UserError`` with the end of its log when the node has ended."""
+        assert self._process is not None
+        code = self._process.poll()
+        if code is not None:
+            raise UserError(f"the demo's node ended with exit code {code}:\n{self._log_end()}")
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            self.require_alive()
+            try:
+                if httpx.get(f"{self.url}/health", timeout=2.0).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+        raise UserError(
+            f"the demo's node did not serve within {_START_TIMEOUT_S:g} s:\n{self._log_end()}"
+        )
+
+    def _stop(self) -> None:
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _log_end(self) -> str:
+        lines = self._log_path.read_text("utf-8", errors="replace").splitlines()
+        return "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])

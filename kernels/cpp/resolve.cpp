@@ -1,0 +1,390 @@
+// The resolver for CPU tensors. One turn handles one request from classification to swap list;
+// only spills wait for the others, because shared scratch rows are dealt in request order.
+#include "interface.h"
+#include "pool.h"
+#include "select.h"
+
+#include <algorithm>
+#include <new>
+#include <vector>
+
+namespace hisparsed {
+namespace {
+
+enum Counter { kReferences, kResident, kHits, kLoads, kSpills, kDropped, kCounters };
+
+constexpr int64_t kCellsWorthThreads = 16384;  // below this, waking threads costs more
+
+struct Place {
+    int64_t block, offset;
+};
+
+// Divides by the block size: a shift where it is a power of two.
+struct BlockSize {
+    int32_t size, shift;
+
+    explicit BlockSize(int64_t rows) : size(static_cast<int32_t>(rows)), shift(-1) {
+        if ((size & (size - 1)) == 0) shift = __builtin_ctz(size);
+    }
+    int32_t block(int32_t row) const { return shift >= 0 ? row >> shift : row / size; }
+};
+
+struct Run {
+    int64_t request, state, first_row, rows;
+    std::vector<int32_t> spills;  // positions, ascending
+    int32_t outcome = kDone;
+    int64_t figures[4] = {};
+};
+
+Workspace &workspace() {
+    static thread_local Workspace work;
+    return work;
+}
+
+class Resolver {
+public:
+    Resolver(const ResolverArrays &state, const ResolveStep &step)
+        : state_(state), step_(step), size_(step.block_size) {}
+
+    int32_t find_runs(int64_t figures[4]);
+    void resolve_run(Run &run) const;
+    void deal_scratch();
+    std::vector<Run> runs;
+
+private:
+    struct Tables {
+        const int32_t *source, *resident, *hot;
+    };
+
+    bool open_step(Run &run, int32_t capacity) const;
+    void classify(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const;
+    void plan(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const;
+    void collect_misses(Workspace &work) const;
+    void count_ghosts(const Run &run, Workspace &work, bool due) const;
+    void write_swap_counts(const Run &run, int64_t total) const;
+    int64_t host_row(const int32_t *source, int32_t position) const;
+
+    void write(int64_t cell, Place place) const {
+        step_.physical_rows[cell] = place.block * step_.block_size + place.offset;
+        const int64_t index = place.block * step_.attention_block_stride + place.offset;
+        if (step_.index_bytes == 4)
+            static_cast<int32_t *>(step_.attention_indices)[cell] = static_cast<int32_t>(index);
+        else
+            static_cast<int64_t *>(step_.attention_indices)[cell] = index;
+    }
+    void write_nowhere(int64_t cell) const {
+        step_.physical_rows[cell] = -1;
+        if (step_.index_bytes == 4)
+            static_cast<int32_t *>(step_.attention_indices)[cell] = -1;
+        else
+            static_cast<int64_t *>(step_.attention_indices)[cell] = -1;
+        step_.miss_mask[cell] = 0;
+    }
+    Place hot_place(const int32_t *hot, int32_t slot) const {
+        const int32_t index = size_.block(slot);
+        return {hot[index], slot - index * size_.size};
+    }
+    bool is_ghost(int32_t position) const {
+        const uint32_t every = static_cast<uint32_t>(state_.ghost_every);
+        const uint32_t group = static_cast<uint32_t>(position) / every;
+        return ((group * 0x9E3779B1u >> 16 ^ static_cast<uint32_t>(position)) & (every - 1)) == 0;
+    }
+    int32_t *slots_of(int32_t *array, int64_t row) const {
+        return array + row * state_.max_capacity;
+    }
+
+    const ResolverArrays &state_;
+    const ResolveStep &step_;
+    BlockSize size_;
+};
+
+int32_t Resolver::find_runs(int64_t figures[4]) {
+    int64_t previous = -1;
+    for (int64_t row = 0; row < step_.rows; ++row) {
+        const int64_t request = step_.request_ids[row];
+        if (request >= step_.requests) {
+            figures[0] = row, figures[1] = request;
+            return kRequestOutside;
+        }
+        const int64_t state = request < 0 ? -1 : step_.state_of_request[request];
+        if (state >= state_.num_states) {
+            figures[0] = request, figures[1] = state;
+            return kStateOutside;
+        }
+        step_.swap_counts[row] = 0;
+        step_.valid_counts[row] = 0;
+        if (state < 0) {
+            for (int64_t k = 0; k < step_.topk; ++k) write_nowhere(row * step_.topk + k);
+            previous = -1;
+        } else if (request == previous) {
+            ++runs.back().rows;
+        } else {
+            Run run;
+            run.request = request, run.state = state, run.first_row = row, run.rows = 1;
+            runs.push_back(std::move(run));
+            previous = request;
+        }
+    }
+    std::vector<std::pair<int64_t, int64_t>> owners;
+    for (const Run &run : runs) owners.emplace_back(run.state, run.request);
+    std::sort(owners.begin(), owners.end());
+    for (size_t i = 1; i < owners.size(); ++i) {
+        if (owners[i].first == owners[i - 1].first) {
+            figures[0] = owners[i].first, figures[1] = owners[i].second;
+            return kStateTwice;
+        }
+    }
+    return kDone;
+}
+
+int64_t Resolver::host_row(const int32_t *source, int32_t position) const {
+    const int32_t page = size_.block(position);
+    if (page >= step_.source.width || source[page] <= 0) return -1;
+    const int64_t row =
+        static_cast<int64_t>(source[page]) * size_.size + (position - page * size_.size);
+    return row < step_.host_rows ? row : -1;
+}
+
+// A capacity that the hot table does not cover would address blocks of other requests.
+bool Resolver::open_step(Run &run, int32_t capacity) const {
+    const int32_t *hot = step_.hot.blocks + run.request * step_.hot.stride;
+    const int64_t needed = (capacity + step_.block_size - 1) / step_.block_size;
+    int64_t leased = 0;
+    while (leased < step_.hot.width && hot[leased] > 0) ++leased;
+    if (leased >= needed) return true;
+    run.outcome = kHotBlocksMissing;
+    const int64_t figures[] = {run.state, run.request, needed, leased};
+    std::copy(figures, figures + 4, run.figures);
+    return false;
+}
+
+void Resolver::resolve_run(Run &run) const {
+    Workspace &work = workspace();
+    const size_t words = static_cast<size_t>(state_.max_positions + 63) / 64;
+    if (work.missed.size() < words) {
+        work.missed.resize(words);
+        work.summary.resize((words + 63) / 64);
+    }
+    const int64_t resident_row = step_.resident_by_state ? run.state : run.request;
+    const Tables tables = {step_.source.blocks + run.request * step_.source.stride,
+                           step_.resident.blocks + resident_row * step_.resident.stride,
+                           step_.hot.blocks + run.request * step_.hot.stride};
+    int64_t totals[kCounters] = {};
+    work.miss_cells.clear();
+    work.ghosts.clear();
+    classify(run, work, tables, totals);
+    if (run.outcome != kDone) return;
+    if (totals[kReferences] > totals[kResident]) plan(run, work, tables, totals);
+    int64_t *counters = state_.counters + run.state * kCounters;
+    for (int i = 0; i < kCounters; ++i) counters[i] += totals[i];
+}
+
+// One pass over the cells: resident rows and hits are answered, misses are marked. Each hit is
+// stamped when it is first met, which is also how the union of the rows is formed.
+void Resolver::classify(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const {
+    int32_t *stamps = slots_of(state_.slot_stamp, run.state);
+    const int16_t *pos_slot = state_.pos_slot + run.state * state_.max_positions;
+    const int32_t capacity = state_.capacity[run.state];
+    const int32_t now = state_.step[run.state] + 1;
+    const bool due = now % state_.sample_period == 0;
+    int64_t *octile = state_.octile + run.state * kOctiles;
+    OctileKeys octiles{};
+    bool opened = false;
+
+    for (int64_t row = run.first_row; row < run.first_row + run.rows; ++row) {
+        int32_t valid = 0;
+        for (int64_t cell = row * step_.topk; cell < (row + 1) * step_.topk; ++cell) {
+            const int32_t position = step_.positions[cell];
+            write_nowhere(cell);
+            if (position < 0) continue;
+            const int32_t page = size_.block(position);
+            if (page < step_.resident.width && tables.resident[page] > 0) {
+                write(cell, {tables.resident[page], position - page * size_.size});
+                ++valid, ++totals[kReferences], ++totals[kResident];
+                continue;
+            }
+            if (position >= state_.max_positions || host_row(tables.source, position) < 0) continue;
+            if (!opened) {
+                if (!open_step(run, capacity)) return;
+                if (due)
+                    octiles = octile_keys(stamps, slots_of(state_.slot_pos, run.state), capacity,
+                                          work);
+                opened = true;
+            }
+            ++totals[kReferences];
+            const int32_t slot = pos_slot[position];
+            if (slot < 0) {
+                work.miss_cells.push_back(static_cast<int32_t>(cell - run.first_row * step_.topk));
+                work.missed[position / 64] |= 1ull << (position % 64);
+                work.summary[position / 4096] |= 1ull << (position / 64 % 64);
+                continue;
+            }
+            write(cell, hot_place(tables.hot, slot));
+            ++valid;
+            if (stamps[slot] == now) continue;
+            ++totals[kHits];
+            if (due) {
+                const uint64_t key = slot_key(stamps[slot], position);
+                int depth = 0;
+                for (uint64_t threshold : octiles.key) depth += key < threshold;
+                ++octile[depth];
+            }
+            stamps[slot] = now;
+            if (is_ghost(position)) work.ghosts.push_back(position);
+        }
+        step_.valid_counts[row] = valid;
+    }
+}
+
+// The bitmap gives the distinct misses in ascending order and is cleared on the way.
+void Resolver::collect_misses(Workspace &work) const {
+    work.misses.clear();
+    for (size_t part = 0; part < work.summary.size(); ++part) {
+        for (uint64_t words = work.summary[part]; words != 0; words &= words - 1) {
+            const size_t word = part * 64 + __builtin_ctzll(words);
+            for (uint64_t bits = work.missed[word]; bits != 0; bits &= bits - 1)
+                work.misses.push_back(static_cast<int32_t>(word * 64 + __builtin_ctzll(bits)));
+            work.missed[word] = 0;
+        }
+        work.summary[part] = 0;
+    }
+}
+
+void Resolver::plan(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const {
+    int32_t *stamps = slots_of(state_.slot_stamp, run.state);
+    int32_t *positions = slots_of(state_.slot_pos, run.state);
+    int16_t *pos_slot = state_.pos_slot + run.state * state_.max_positions;
+    const int32_t capacity = state_.capacity[run.state];
+    const int32_t now = ++state_.step[run.state];
+    const bool due = now % state_.sample_period == 0;
+
+    collect_misses(work);
+    const int32_t missing = static_cast<int32_t>(work.misses.size());
+    if (due) state_.octile_misses[run.state] += missing;
+    for (int32_t position : work.misses)
+        if (is_ghost(position)) work.ghosts.push_back(position);
+    count_ghosts(run, work, due);
+
+    const int32_t take = std::min(missing, capacity - static_cast<int32_t>(totals[kHits]));
+    if (take > 0) choose_slots(stamps, positions, capacity, now, take, work);
+    const int64_t first_cell = run.first_row * step_.topk;
+    for (int32_t i = 0; i < take; ++i) {
+        const int32_t slot = work.chosen[i], position = work.misses[i];
+        if (positions[slot] >= 0) pos_slot[positions[slot]] = -1;
+        positions[slot] = position;
+        stamps[slot] = now;
+        pos_slot[position] = static_cast<int16_t>(slot);
+        const Place place = hot_place(tables.hot, slot);
+        step_.swap_host[first_cell + i] = host_row(tables.source, position);
+        step_.swap_physical[first_cell + i] = place.block * size_.size + place.offset;
+    }
+    totals[kLoads] += take;
+    run.spills.assign(work.misses.begin() + take, work.misses.end());
+    for (int32_t index : work.miss_cells) {
+        const int64_t cell = first_cell + index;
+        const int32_t slot = pos_slot[step_.positions[cell]];
+        if (slot < 0) continue;
+        write(cell, hot_place(tables.hot, slot));
+        step_.miss_mask[cell] = 1;
+        ++step_.valid_counts[cell / step_.topk];
+    }
+    write_swap_counts(run, take);
+}
+
+void Resolver::count_ghosts(const Run &run, Workspace &work, bool due) const {
+    int32_t *stamps = state_.ghost_stamp + run.state * state_.ghosts;
+    int64_t *bins = state_.ghost + run.state * (kGhostBins + 1);
+    const int32_t now = state_.step[run.state];
+    if (due) {
+        for (int32_t position : work.ghosts) {
+            const int64_t group = position / state_.ghost_every;
+            int64_t bin = kGhostBins;
+            if (stamps[group] > 0) {
+                const int64_t depth =
+                    younger_ghosts(stamps, state_.ghosts, group) * state_.ghost_every;
+                bin = std::min<int64_t>(depth * kGhostBins / state_.max_capacity, kGhostBins);
+            }
+            ++bins[bin];
+        }
+    }
+    for (int32_t position : work.ghosts) stamps[position / state_.ghost_every] = now;
+}
+
+void Resolver::write_swap_counts(const Run &run, int64_t total) const {
+    for (int64_t row = run.first_row; row < run.first_row + run.rows; ++row) {
+        const int64_t here = std::min(total, step_.topk);
+        step_.swap_counts[row] = static_cast<int32_t>(here);
+        total -= here;
+    }
+}
+
+void Resolver::deal_scratch() {
+    int64_t usable = 0;
+    while (usable < step_.scratch_blocks && step_.scratch[usable] > 0) ++usable;
+    usable *= step_.block_size;
+    int64_t next = 0;
+    for (Run &run : runs) {
+        if (run.spills.empty()) continue;
+        const int64_t stored = std::min<int64_t>(run.spills.size(), usable - next);
+        int64_t *counters = state_.counters + run.state * kCounters;
+        counters[kSpills] += stored;
+        counters[kDropped] += static_cast<int64_t>(run.spills.size()) - stored;
+        if (stored == 0) continue;
+
+        const int32_t *source = step_.source.blocks + run.request * step_.source.stride;
+        const auto place = [&](int64_t index) -> Place {
+            return {step_.scratch[(next + index) / step_.block_size],
+                    (next + index) % step_.block_size};
+        };
+        const int64_t first_cell = run.first_row * step_.topk;
+        int64_t loaded = 0;
+        for (int64_t row = 0; row < run.rows; ++row)
+            loaded += step_.swap_counts[run.first_row + row];
+        for (int64_t i = 0; i < stored; ++i) {
+            const Place to = place(i);
+            step_.swap_host[first_cell + loaded + i] = host_row(source, run.spills[i]);
+            step_.swap_physical[first_cell + loaded + i] = to.block * size_.size + to.offset;
+        }
+        write_swap_counts(run, loaded + stored);
+        const auto end = run.spills.begin() + stored;
+        for (int64_t cell = first_cell; cell < first_cell + run.rows * step_.topk; ++cell) {
+            const int32_t position = step_.positions[cell];
+            if (step_.physical_rows[cell] >= 0 || position < 0) continue;
+            const auto found = std::lower_bound(run.spills.begin(), end, position);
+            if (found == end || *found != position) continue;
+            write(cell, place(found - run.spills.begin()));
+            step_.miss_mask[cell] = 1;
+            ++step_.valid_counts[cell / step_.topk];
+        }
+        next += stored;
+    }
+}
+
+}  // namespace
+}  // namespace hisparsed
+
+extern "C" int32_t hisparsed_abi_version() { return 1; }
+
+extern "C" int32_t hisparsed_resolve(const ResolverArrays *state, ResolveStep *step) try {
+    hisparsed::Resolver resolver(*state, *step);
+    if (const int32_t outcome = resolver.find_runs(step->error_figures)) return outcome;
+    auto &runs = resolver.runs;
+    const bool large = step->rows * step->topk >= hisparsed::kCellsWorthThreads;
+    hisparsed::parallel_for(runs.size(), large ? step->threads : 1, [&](int64_t index) {
+        try {
+            resolver.resolve_run(runs[index]);
+        } catch (const std::bad_alloc &) {
+            runs[index].outcome = kOutOfMemory;
+            hisparsed::workspace() = hisparsed::Workspace{};  // may hold marks of this request
+        }
+    });
+    resolver.deal_scratch();
+    for (const auto &run : runs) {
+        if (run.outcome == kDone) continue;
+        std::copy(run.figures, run.figures + 4, step->error_figures);
+        return run.outcome;
+    }
+    return kDone;
+} catch (const std::bad_alloc &) {
+    return kOutOfMemory;
+}

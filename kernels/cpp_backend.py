@@ -1,0 +1,172 @@
+"""The C++ backend for CPU tensors: passes addresses to the library and names its errors.
+
+Calls release the GIL. Requests are spread over threads when a step is large enough.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from weakref import WeakKeyDictionary
+
+import torch
+
+from hisparsed.kernels import cpp_structs as structs
+from hisparsed.kernels.cpp_library import load
+from hisparsed.kernels.geometry import Geometry, RowLayout
+from hisparsed.kernels.resolution import Resolution
+from hisparsed.kernels.state import ResolverState
+
+_MOST_THREADS = 8
+"""Copies and look-ups are bound by memory long before this many cores are busy."""
+
+_arrays: WeakKeyDictionary[ResolverState, structs.ResolverArrays] = WeakKeyDictionary()
+
+
+def resolve(
+    state: ResolverState,
+    geometry: Geometry,
+    topk: torch.Tensor,
+    request_ids: torch.Tensor,
+    state_of_request: torch.Tensor,
+    source_table: torch.Tensor,
+    resident_table: torch.Tensor,
+    hot_table: torch.Tensor,
+    scratch_table: torch.Tensor | None,
+    out: Resolution,
+) -> None:
+    """See ``hisparsed.kernels.api.resolve``; arguments are checked there."""
+    step = structs.ResolveStep(
+        rows=topk.shape[0],
+        topk=topk.shape[1],
+        requests=state_of_request.shape[0],
+        scratch_blocks=0 if scratch_table is None else scratch_table.shape[0],
+        block_size=geometry.block_size,
+        attention_block_stride=geometry.attention_block_stride,
+        host_rows=geometry.host_rows,
+        resident_by_state=geometry.resident_by_state,
+        index_bytes=out.attention_indices.element_size(),
+        threads=_threads(),
+        positions=topk.data_ptr(),
+        request_ids=request_ids.data_ptr(),
+        state_of_request=state_of_request.data_ptr(),
+        scratch=None if scratch_table is None else scratch_table.data_ptr(),
+        source=_table(source_table),
+        resident=_table(resident_table),
+        hot=_table(hot_table),
+        physical_rows=out.physical_rows.data_ptr(),
+        attention_indices=out.attention_indices.data_ptr(),
+        valid_counts=out.valid_counts.data_ptr(),
+        miss_mask=out.miss_mask.data_ptr(),
+        swap_host=out.swap_host.data_ptr(),
+        swap_physical=out.swap_physical.data_ptr(),
+        swap_counts=out.swap_counts.data_ptr(),
+    )
+    outcome = load().hisparsed_resolve(ctypes.byref(_arrays_of(state)), ctypes.byref(step))
+    if outcome != structs.DONE:
+        raise _resolve_error(outcome, state, list(step.error_figures))
+
+
+def gather(
+    host: torch.Tensor,
+    slab: torch.Tensor,
+    layout: RowLayout,
+    swap_host: torch.Tensor,
+    swap_physical: torch.Tensor,
+    swap_counts: torch.Tensor,
+) -> None:
+    """See ``hisparsed.kernels.api.gather``; arguments are checked there."""
+    host_offsets, slab_offsets = _offsets(layout)
+    call = structs.GatherCall(
+        host=host.data_ptr(),
+        slab=slab.data_ptr(),
+        host_bytes=host.numel(),
+        slab_bytes=slab.numel(),
+        block_size=layout.block_size,
+        row_bytes=layout.row_bytes,
+        host_block_bytes=layout.host_block_bytes,
+        slab_block_bytes=layout.slab_block_bytes,
+        layers=layout.layers,
+        host_offsets=ctypes.addressof(host_offsets),
+        slab_offsets=ctypes.addressof(slab_offsets),
+        rows=swap_host.shape[0],
+        topk=swap_host.shape[1],
+        threads=_threads(),
+        swap_host=swap_host.data_ptr(),
+        swap_physical=swap_physical.data_ptr(),
+        swap_counts=swap_counts.data_ptr(),
+    )
+    outcome = load().hisparsed_gather(ctypes.byref(call))
+    if outcome == structs.SWAP_ROW_OUTSIDE:
+        host_row, physical_row = call.error_figures
+        raise IndexError(
+            f"swap of host row {host_row} to physical row {physical_row} reaches outside the "
+            f"memory: host {host.numel()} B, slab {slab.numel()} B, {layout}"
+        )
+    if outcome != structs.DONE:
+        raise MemoryError("no memory for the list of row copies")
+
+
+def _table(table: torch.Tensor) -> structs.BlockTable:
+    return structs.BlockTable(table.data_ptr(), table.shape[1], table.stride(0))
+
+
+def _arrays_of(state: ResolverState) -> structs.ResolverArrays:
+    arrays = _arrays.get(state)
+    if arrays is None:
+        arrays = structs.ResolverArrays(
+            num_states=state.num_states,
+            max_capacity=state.max_capacity,
+            max_positions=state.max_positions,
+            ghosts=state.ghost_stamp.shape[1],
+            sample_period=state.sample_period,
+            ghost_every=state.ghost_every,
+            slot_pos=state.slot_pos.data_ptr(),
+            slot_stamp=state.slot_stamp.data_ptr(),
+            pos_slot=state.pos_slot.data_ptr(),
+            capacity=state.capacity.data_ptr(),
+            step=state.step.data_ptr(),
+            counters=state.counters.data_ptr(),
+            octile=state.octile.data_ptr(),
+            octile_misses=state.octile_misses.data_ptr(),
+            ghost_stamp=state.ghost_stamp.data_ptr(),
+            ghost=state.ghost.data_ptr(),
+        )
+        _arrays[state] = arrays
+    return arrays
+
+
+@cache
+def _offsets(layout: RowLayout) -> tuple[ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_int64]]:
+    kind = ctypes.c_int64 * layout.layers
+    return kind(*layout.host_offsets), kind(*layout.slab_offsets)
+
+
+@cache
+def _threads() -> int:
+    return min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+
+
+def _resolve_error(outcome: int, state: ResolverState, figures: list[int]) -> Exception:
+    first, second, needed, leased = figures
+    match outcome:
+        case structs.REQUEST_OUTSIDE:
+            return ValueError(f"row {first}: request id {second} is not in state_of_request")
+        case structs.STATE_OUTSIDE:
+            return ValueError(
+                f"request {first}: state row {second} does not exist, "
+                f"rows are 0 to {state.num_states - 1}"
+            )
+        case structs.STATE_TWICE:
+            return ValueError(
+                "rows of one request must be consecutive and no two requests may share a state "
+                f"row; state row {first} appears twice, once for request {second}"
+            )
+        case structs.HOT_BLOCKS_MISSING:
+            return ValueError(
+                f"state row {first}: capacity {int(state.capacity[first])} needs {needed} hot "
+                f"blocks, the hot table of request {second} names {leased}; "
+                "lease blocks before growing, shrink before returning them"
+            )
+    return MemoryError("no memory for the resolver's work space")

@@ -1,0 +1,107 @@
+"""The `hisparsed` command: quick and light to start, clean when something is wrong."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+from hisparsed.cli import app as cli
+from hisparsed.errors import UserError
+from hisparsed.policy.problems import ConfigError, Problem
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hisparsed", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+ENGINE = {"torch", "transformers", "vllm"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["--help"], {*ENGINE, "pydantic", "textual", "yaml"}),
+        (["--version"], {*ENGINE, "pydantic", "textual", "yaml"}),
+        *(([name, "--help"], ENGINE) for name in cli.COMMANDS),
+    ],
+)
+def test_help_imports_no_engine(arguments: list[str], heavy: set[str]) -> None:
+    code = (
+        "import sys\n"
+        "from hisparsed.cli.app import main\n"
+        "try:\n    main()\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        f"print('heavy:', sorted({heavy} & sys.modules.keys()))\n"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_help_names_every_command() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    for name, command in cli.COMMANDS.items():
+        assert f"  {name} " in result.stdout
+        assert command.help in result.stdout
+
+
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
+def test_every_command_can_be_loaded(name: str) -> None:
+    assert cli.load_command(name).name == name
+
+
+def test_unknown_command_suggests() -> None:
+    result = run("stats")
+    assert result.returncode == 2
+    assert "Did you mean 'status'?" in result.stderr
+
+
+def install(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Make `hisparsed broken` a command that raises ``error``."""
+
+    def broken() -> None:
+        """Fail."""
+        raise error
+
+    module = ModuleType("broken_command")
+    module.__dict__["broken"] = broken
+    monkeypatch.setitem(sys.modules, "broken_command", module)
+    monkeypatch.setitem(
+        cli.COMMANDS, "broken", cli.LazyCommand("broken_command", "broken", "Fail.")
+    )
+    monkeypatch.setattr(sys, "argv", ["hisparsed", "broken"])
+
+
+def test_user_error_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, UserError("port 8000 is taken; choose another"))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "hisparsed: port 8000 is taken; choose another\n"
+
+
+def test_config_error_shows_the_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = Problem("node.yaml", 1, 7, ("node",), '"gpu"', '"gpu" is not one of auto, cuda')
+    install(monkeypatch, ConfigError((problem,), "node: gpu\n"))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        'hisparsed: node.yaml:1: node: "gpu" is not one of auto, cuda\n'
+        "  1 | node: gpu\n"
+        "    |       ^\n"
+    )
+
+
+def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        cli.main()

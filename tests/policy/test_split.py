@@ -1,0 +1,275 @@
+"""The split lever: every reason at its edge, one by one.
+
+At the default policy and the test geometry equal reach with margin needs 625 blocks on an
+idle node, the dead band is 32 and the aim 657.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from hisparsed.policy.decide import decide
+from hisparsed.policy.memory import Direction, Memory, MoveHistory
+from hisparsed.policy.reasons import Lever, Reason
+from hisparsed.policy.schema import Policy
+from hisparsed.policy.split import propose_split
+
+NEED, BAND = 625, 32
+SHORT, BEYOND = Reason.OFFLOAD_SHORT_OF_REACH, Reason.OFFLOAD_BEYOND_REACH
+
+
+def policy(**sections: Any) -> Policy:
+    return Policy.model_validate({"version": 1, **sections})
+
+
+def busy_snapshot(kit, lent: int, **changes: Any):
+    """Requests run, HiSparse is full of reusable prefix, nothing is in use."""
+    hisparse = kit.geometry.budget_blocks - lent
+    defaults = {
+        "requests__running": 4,
+        "hisparse__cached_blocks": hisparse,
+        "hisparse__free_blocks": 0,
+    }
+    return kit.change(kit.idle_snapshot(lent=lent), **{**defaults, **changes})
+
+
+def last(kit, made: Policy, snapshot, seconds: int = 60, memory: Memory | None = None):
+    """The split decision after ``seconds`` of the same snapshot, nothing applied."""
+    memory = memory or Memory()
+    for one in kit.held_for(snapshot, seconds, tokens__prompt_total=100):
+        decision, following = decide(made, one, memory)
+        # Acting is not applied here, so a move must not count as one.
+        memory = (
+            following
+            if not decision.of(Lever.SPLIT).acts
+            else Memory(
+                following.last_at_s,
+                following.last_tokens_total,
+                following.signals,
+                memory.split,
+                following.multiplier,
+            )
+        )
+    return decision.of(Lever.SPLIT)
+
+
+@pytest.mark.parametrize(
+    ("lent", "reason", "wanted"),
+    [
+        (NEED - 1, SHORT, NEED + BAND),
+        (NEED, Reason.IN_DEAD_BAND, NEED),
+        (NEED + BAND, Reason.IN_DEAD_BAND, NEED + BAND),
+        (NEED + 2 * BAND, Reason.IN_DEAD_BAND, NEED + 2 * BAND),
+        (NEED + 2 * BAND + 1, BEYOND, NEED + BAND),
+    ],
+)
+def test_dead_band_edges(kit, lent: int, reason: Reason, wanted: int) -> None:
+    decision = last(kit, policy(), busy_snapshot(kit, lent))
+    assert (decision.reason, decision.wanted) == (reason, wanted)
+    assert decision.figures["need_blocks"] == NEED
+
+
+def test_absolute_dead_band_widens_a_small_relative_one(kit) -> None:
+    wide = policy(rebalance={"dead_band": {"relative": 0, "absolute": "1%"}})
+    assert last(kit, wide, busy_snapshot(kit, NEED + 200)).reason is Reason.IN_DEAD_BAND
+    assert last(kit, wide, busy_snapshot(kit, NEED + 201)).reason is BEYOND
+
+
+def test_short_of_reach_acts_at_once_even_idle(kit) -> None:
+    decision, _ = decide(policy(), kit.idle_snapshot(lent=300), Memory())
+    split = decision.of(Lever.SPLIT)
+    assert (split.reason, split.wanted) == (SHORT, 657)
+    assert split.limited_by is None
+    assert decision.commands.offload_target_blocks == 657
+    assert decision.commands.hisparse_target_blocks == 10_000 - 657
+
+
+def test_step_is_larger_towards_safety(kit) -> None:
+    up = last(kit, policy(), busy_snapshot(kit, 100), seconds=0)
+    down = last(kit, policy(), busy_snapshot(kit, 4_000))
+    assert (up.wanted, up.limited_by) == (600, Reason.LIMITED_BY_STEP)
+    assert (down.wanted, down.limited_by) == (3_900, Reason.LIMITED_BY_STEP)
+    assert (up.reason, down.reason) == (SHORT, BEYOND)
+
+
+@pytest.mark.parametrize(("seconds", "reason"), [(59, Reason.WINDOW_NOT_FULL), (60, BEYOND)])
+def test_thrift_waits_for_a_full_window(kit, seconds: int, reason: Reason) -> None:
+    assert last(kit, policy(), busy_snapshot(kit, 4_000), seconds).reason is reason
+
+
+def test_thrift_on_an_idle_node_is_not_kv_pressure(kit) -> None:
+    idle = busy_snapshot(kit, 4_000, requests__running=0)
+    still = kit.reasons_over(policy(), kit.held_for(idle, 60), Lever.SPLIT)
+    assert still[-1].reason is Reason.NOT_KV_PRESSURE
+    # Traffic in the window is pressure enough, and so is a waiting request.
+    assert last(kit, policy(), idle).reason is BEYOND
+    waiting = kit.change(idle, requests__waiting=1)
+    held = kit.reasons_over(policy(), kit.held_for(waiting, 60), Lever.SPLIT)
+    assert held[-1].reason is BEYOND
+
+
+@pytest.mark.parametrize(("free", "reason"), [(99, BEYOND), (100, Reason.NO_BENEFIT)])
+def test_thrift_has_no_benefit_while_hisparse_is_not_full(kit, free: int, reason: Reason) -> None:
+    snapshot = busy_snapshot(kit, 4_000, hisparse__free_blocks=free)
+    assert last(kit, policy(), snapshot).reason is reason
+
+
+@pytest.mark.parametrize(
+    ("lent", "part", "reason"),
+    [
+        (300, "pending_blocks", Reason.SETTLING),
+        (300, "draining_blocks", SHORT),
+        (4_000, "draining_blocks", Reason.SETTLING),
+        (4_000, "pending_blocks", BEYOND),
+    ],
+)
+def test_settling_holds_only_moves_the_same_way(kit, lent: int, part: str, reason: Reason) -> None:
+    assert last(kit, policy(), busy_snapshot(kit, lent, **{part: 1})).reason is reason
+
+
+@pytest.mark.parametrize(
+    ("lent", "direction", "ago_s", "reason"),
+    [
+        (300, Direction.SAFETY, 4.9, Reason.COOLING_DOWN),
+        (300, Direction.SAFETY, 5.0, SHORT),
+        (300, Direction.THRIFT, 5.0, SHORT),
+        (4_000, Direction.THRIFT, 59.9, Reason.COOLING_DOWN),
+        (4_000, Direction.THRIFT, 60.0, BEYOND),
+        (4_000, Direction.SAFETY, 299.9, Reason.HOLD_OFF),
+        (4_000, Direction.SAFETY, 300.0, BEYOND),
+    ],
+)
+def test_cool_down_and_hold_off_edges(
+    kit, lent: int, direction: Direction, ago_s: float, reason: Reason
+) -> None:
+    snapshot = busy_snapshot(kit, lent)
+    moved = Memory(split=MoveHistory().moved(snapshot.at_s + 60 - ago_s, direction))
+    assert last(kit, policy(), snapshot, memory=moved).reason is reason
+
+
+@pytest.mark.parametrize(
+    ("undone", "ago_s", "reason"),
+    [
+        (1, 119.9, Reason.BACKED_OFF),
+        (1, 120.0, BEYOND),
+        (2, 239.9, Reason.BACKED_OFF),
+        (2, 240.0, BEYOND),
+        (9, 959.9, Reason.BACKED_OFF),
+        (9, 960.0, BEYOND),
+    ],
+)
+def test_undone_thrift_backs_off_up_to_the_limit(
+    kit, undone: int, ago_s: float, reason: Reason
+) -> None:
+    snapshot = busy_snapshot(kit, 4_000)
+    at_s = snapshot.at_s + 60
+    history = MoveHistory(at_s - ago_s, Direction.THRIFT, None, undone, at_s - 10)
+    assert last(kit, policy(), snapshot, memory=Memory(split=history)).reason is reason
+
+
+def test_back_off_is_forgotten(kit) -> None:
+    snapshot = busy_snapshot(kit, 4_000)
+    at_s = snapshot.at_s + 60
+    history = MoveHistory(at_s - 60, Direction.THRIFT, None, 4, at_s - 3_600.1)
+    assert last(kit, policy(), snapshot, memory=Memory(split=history)).reason is BEYOND
+
+
+def test_only_thrift_that_safety_takes_back_counts_as_undone() -> None:
+    down_up = MoveHistory().moved(1, Direction.THRIFT).moved(2, Direction.SAFETY)
+    assert down_up.undone == 1
+    assert down_up.moved(3, Direction.SAFETY).undone == 1
+    assert down_up.moved(3, Direction.THRIFT).undone == 1
+
+
+@pytest.mark.parametrize(
+    ("sections", "lent", "reason", "wanted"),
+    [
+        ({"offload": {"ceiling": "4%"}}, 400, Reason.LIMITED_BY_CEILING, 400),
+        ({"offload": {"ceiling": "4%"}}, 399, SHORT, 400),
+        ({"hisparse": {"floor": "96%"}}, 400, Reason.LIMITED_BY_FLOOR, 400),
+        ({"offload": {"floor": "20%"}}, 2_000, Reason.LIMITED_BY_FLOOR, 2_000),
+        ({"offload": {"floor": "20%"}}, 2_001, BEYOND, 2_000),
+        ({"hisparse": {"ceiling": "80%"}}, 2_000, Reason.LIMITED_BY_CEILING, 2_000),
+    ],
+)
+def test_floors_and_ceilings(
+    kit, sections: dict[str, Any], lent: int, reason: Reason, wanted: int
+) -> None:
+    decision = last(kit, policy(pools=sections), busy_snapshot(kit, lent))
+    assert (decision.reason, decision.wanted) == (reason, wanted)
+
+
+@pytest.mark.parametrize(("lent", "bound"), [(50, 100), (6_000, 5_000)])
+def test_outside_bounds_goes_back_at_once(kit, lent: int, bound: int) -> None:
+    decision = last(kit, policy(), busy_snapshot(kit, lent), seconds=0)
+    assert (decision.reason, decision.wanted) == (Reason.OUTSIDE_BOUNDS, bound)
+
+
+def test_one_request_at_max_model_len_always_fits(kit) -> None:
+    tiny = dataclasses.replace(kit.geometry, budget_blocks=270)
+    made = policy(pools={"hisparse": {"floor": 0}})
+    lent = 270 - 258
+    snapshot = kit.change(kit.idle_snapshot(tiny, lent), requests__running=1)
+    decision = last(kit, made, snapshot)
+    assert (decision.reason, decision.wanted) == (Reason.LIMITED_BY_FLOOR, lent)
+
+
+@pytest.mark.parametrize(
+    ("in_use", "head", "reason", "wanted"),
+    [
+        (9_500, 0, Reason.LIMITED_BY_IN_USE, 500),
+        (9_499, 0, SHORT, 501),
+        (0, 9_500, Reason.LIMITED_BY_IN_USE, 500),
+        (0, 9_499, SHORT, 501),
+    ],
+)
+def test_blocks_in_use_and_of_the_queue_head_stay(
+    kit, in_use: int, head: int, reason: Reason, wanted: int
+) -> None:
+    decision = last(
+        kit,
+        policy(),
+        busy_snapshot(kit, 500, hisparse__in_use_blocks=in_use, head_need_blocks=head),
+    )
+    assert (decision.reason, decision.wanted) == (reason, wanted)
+
+
+def test_chunks_in_flight_are_not_recalled(kit) -> None:
+    busy = busy_snapshot(kit, 4_000, offload__in_use_chunks=4_000 * 18)
+    # So many transfers also raise the need; a window without them isolates the limit.
+    quiet = busy_snapshot(kit, 4_000)
+    memory = Memory()
+    for one in kit.held_for(quiet, 60, tokens__prompt_total=1):
+        _, memory = decide(policy(mode="advise"), one, memory)
+    proposal = propose_split(policy(), kit.change(busy, at_s=one.at_s), memory)
+    assert proposal.reason is Reason.LIMITED_BY_IN_USE
+    assert proposal.wanted == 4_000
+
+
+def test_need_follows_the_most_demanding_point_of_the_window(kit) -> None:
+    made, memory = policy(), Memory()
+    idle = busy_snapshot(kit, 4_000)
+    crowded = kit.change(idle, hisparse__in_use_blocks=9_000, at_s=idle.at_s + 1)
+    decision, memory = decide(made, idle, memory)
+    decision, memory = decide(made, crowded, memory)
+    assert decision.of(Lever.SPLIT).figures["need_blocks"] == NEED
+
+
+def test_fixed_goes_to_the_start_and_stays(kit) -> None:
+    made = policy(pools={"offload": {"start": "10%"}}, rebalance={"strategy": "fixed"})
+    assert last(kit, made, busy_snapshot(kit, 1_000)).reason is Reason.AT_TARGET
+    short = last(kit, made, busy_snapshot(kit, 999))
+    assert (short.reason, short.wanted) == (Reason.FIXED_SPLIT, 1_000)
+    beyond = last(kit, made, busy_snapshot(kit, 1_001, requests__running=0))
+    assert (beyond.reason, beyond.wanted) == (Reason.FIXED_SPLIT, 1_000)
+
+
+def test_sentence_carries_values_and_reason(kit) -> None:
+    decision = last(kit, policy(), busy_snapshot(kit, 300), seconds=0)
+    assert decision.sentence == (
+        "Lend the offload pool 657 host blocks instead of 300, because 625 are the fewest "
+        "whose reach is the HiSparse reach and a margin of 20%, and 300 fall short."
+    )
