@@ -56,8 +56,9 @@ class ControlServer:
         )
         self._server = _QuietServer(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started and not self._serving.done():
-            await asyncio.sleep(0.005)
+        ready = asyncio.create_task(self._server.ready.wait())
+        await asyncio.wait({ready, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
         if self._serving.done():
             self._release()
             await self._serving
@@ -125,7 +126,15 @@ class ControlServer:
 
 
 class _QuietServer(uvicorn.Server):
-    """Leaves signals to the daemon."""
+    """Leaves signals to the daemon, and says when it answers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -136,7 +136,8 @@ def _policy(policy: PolicyStatus, levers: list[LeverStatus]) -> Iterator[str]:
             for mark, on in (("FROZEN", lever.frozen), ("NEEDS RESTART", lever.pending_restart))
             if on
         )
-        yield f"  {lever.lever:10} {lever.mode:6} {setting_text(lever.current):>8}  {lever.reason}{marks}"
+        setting = setting_text(lever.current)
+        yield f"  {lever.lever:10} {lever.mode:6} {setting:>8}  {lever.reason}{marks}"
 
 
 def setting_text(value: float | str) -> str:

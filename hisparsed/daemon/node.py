@@ -27,6 +27,7 @@ from hisparsed.daemon.gate import Gate, SessionLimit
 from hisparsed.daemon.listen import QuietServer, bind_tcp, make_state_dir, state_lock
 from hisparsed.daemon.metrics_page import GateCollector, metrics_app, metrics_page
 from hisparsed.daemon.parts import ControlParts, build_control
+from hisparsed.engine.names import SERVED_MODEL_NAME
 from hisparsed.policy.signals import Admission
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ async def _serve(
     api_socket: socket.socket,
     metrics_socket: socket.socket | None,
 ) -> int:
-    from hisparsed.engine.launch import SERVED_MODEL_NAME, launch_engine
+    from hisparsed.engine.launch import launch_engine
     from hisparsed.engine.openai_app import build_openai_app
 
     model = config.model if detected.kind == "cuda" and config.model else SERVED_MODEL_NAME

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -97,7 +98,8 @@ class DemoNode:
         try:
             process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
+            # The session holds the engine core too; none of it may outlive the demo.
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def _log_end(self) -> str:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from hisparsed.config.kind import NodeKind
 from hisparsed.config.node import NodeConfig
+from hisparsed.engine.names import SERVED_MODEL_NAME
 from hisparsed.errors import UserError
 from hisparsed.policy.units import format_bytes
 
 if TYPE_CHECKING:
     from hisparsed.engine.handle import EngineHandle
-
-SERVED_MODEL_NAME = "hisparsed-reference"
 
 
 def launch_engine(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) -> EngineHandle:
