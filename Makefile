@@ -33,6 +33,13 @@ DEV_STAMP := $(VENV)/.stamp-dev-$(call hash,$(LOCKS))
 PROJECT_STAMP := $(VENV)/.stamp-project-$(call hash,pyproject.toml $(wildcard setup.py) \
 	$(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)))
 
+# An interrupted pip can leave half a package that it later takes for whole, so what was not finished
+# is begun anew; the wheels are still in pip's cache.
+UNFINISHED := $(VENV)/.unfinished
+ifneq ($(wildcard $(UNFINISHED)),)
+.PHONY: $(PLACE_STAMP)
+endif
+
 .PHONY: help run test lint setup setup-run lock clean
 
 help:
@@ -76,19 +83,25 @@ $(PLACE_STAMP):
 
 $(RUNTIME_STAMP): $(PLACE_STAMP)
 	@echo "setup: torch"
+	@touch $(UNFINISHED)
 	@$(PIP) install --constraint requirements-cpu.txt torch
 	@echo "setup: vLLM and what it needs"
 	@$(PIP) install --no-deps --requirement requirements-cpu.txt
+	@rm $(UNFINISHED)
 	@touch $@
 
 $(DEV_STAMP): $(RUNTIME_STAMP)
 	@echo "setup: tools for tests and lint"
+	@touch $(UNFINISHED)
 	@$(PIP) install --no-deps --requirement requirements-dev.txt
+	@rm $(UNFINISHED)
 	@touch $@
 
 $(PROJECT_STAMP): $(RUNTIME_STAMP)
 	@echo "setup: hisparsed"
+	@touch $(UNFINISHED)
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@rm $(UNFINISHED)
 	@touch $@
 
 # Needs a package index, an index with CPU builds of torch, and a minute; downloads little, since

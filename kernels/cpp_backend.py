@@ -138,7 +138,9 @@ def _arrays_of(state: ResolverState) -> structs.ResolverArrays:
 
 
 @cache
-def _offsets(layout: RowLayout) -> tuple[ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_int64]]:
+def _offsets(
+    layout: RowLayout,
+) -> tuple[ctypes.Array[ctypes.c_int64], ctypes.Array[ctypes.c_int64]]:
     kind = ctypes.c_int64 * layout.layers
     return kind(*layout.host_offsets), kind(*layout.slab_offsets)
 

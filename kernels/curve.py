@@ -61,6 +61,4 @@ def _above(state: ResolverState, row: int, capacity: int, now: float) -> dict[in
     if here <= 0:
         return {}
     edges = {-(-state.max_capacity * edge // GHOST_BINS): edge for edge in range(1, GHOST_BINS + 1)}
-    return {
-        rows: now * deeper(edge) / here for rows, edge in edges.items() if rows > capacity
-    }
+    return {rows: now * deeper(edge) / here for rows, edge in edges.items() if rows > capacity}

@@ -62,7 +62,7 @@ def resolve(
     out.physical_rows.fill_(-1)
     out.miss_mask.zero_()
     out.swap_counts.zero_()
-    runs = _find_runs(request_ids, state_of_request)
+    runs = _find_runs(state, request_ids, state_of_request)
     if runs.count:
         _resolve_runs(
             state,
@@ -84,8 +84,11 @@ def resolve(
     torch.sum(~nowhere, dim=1, dtype=torch.int32, out=out.valid_counts)
 
 
-def _find_runs(request_ids: torch.Tensor, state_of_request: torch.Tensor) -> Runs:
+def _find_runs(
+    state: ResolverState, request_ids: torch.Tensor, state_of_request: torch.Tensor
+) -> Runs:
     request = request_ids.long()
+    _check_ids(state, request, state_of_request)
     states = state_of_request[request.clamp(min=0)].long()
     live = (request >= 0) & (states >= 0)
     starts = live.clone()
@@ -99,6 +102,20 @@ def _find_runs(request_ids: torch.Tensor, state_of_request: torch.Tensor) -> Run
             f"state rows by run: {run_states.tolist()}"
         )
     return Runs(of_row, request[first_row], run_states, first_row)
+
+
+def _check_ids(state: ResolverState, request: torch.Tensor, state_of_request: torch.Tensor) -> None:
+    unknown = request >= state_of_request.shape[0]
+    if bool(unknown.any()):
+        row = int(unknown.nonzero()[0, 0])
+        raise ValueError(f"row {row}: request id {int(request[row])} is not in state_of_request")
+    outside = state_of_request[request[request >= 0]] >= state.num_states
+    if bool(outside.any()):
+        owner = int(request[request >= 0][outside][0])
+        raise ValueError(
+            f"request {owner}: state row {int(state_of_request[owner])} does not exist, "
+            f"rows are 0 to {state.num_states - 1}"
+        )
 
 
 def _resolve_runs(

@@ -13,7 +13,6 @@ from hisparsed.kernels.state import GHOST_BINS, OCTILES, ResolverState
 
 def sample(
     state: ResolverState,
-
     at: torch.Tensor,
     position: torch.Tensor,
     slot: torch.Tensor,
@@ -38,9 +37,7 @@ def sample(
     state.ghost_stamp[at[ghost], group[ghost]] = stamp[ghost]
 
 
-def _count_octiles(
-    state: ResolverState, at: torch.Tensor, slot: torch.Tensor
-) -> None:
+def _count_octiles(state: ResolverState, at: torch.Tensor, slot: torch.Tensor) -> None:
     rows, place = at.unique_consecutive(return_inverse=True)
     held = (state.slot_stamp[rows].long() << 32) | state.slot_pos[rows].long()
     # Empty slots have negative keys (position -1), so they are deeper than every held one.
@@ -51,9 +48,7 @@ def _count_octiles(
     state.octile.index_put_((at, octile), torch.ones_like(octile), accumulate=True)
 
 
-def _count_ghosts(
-    state: ResolverState, at: torch.Tensor, group: torch.Tensor
-) -> None:
+def _count_ghosts(state: ResolverState, at: torch.Tensor, group: torch.Tensor) -> None:
     own = state.ghost_stamp[at, group].unsqueeze(1)
     others = state.ghost_stamp[at]
     groups = torch.arange(others.shape[1], device=others.device)

@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from hisparsed.control.actions import Operator, StaleGenerationError
 from hisparsed.control.board import Board
 from hisparsed.control.broadcast import Broadcast
 from hisparsed.control.journal import Journal
 from hisparsed.control.journal_store import Query
-from hisparsed.control.actions import Operator, StaleGenerationError
 from hisparsed.control.policy_source import PolicySource, ReloadOutcome
 from hisparsed.control.records import jsonable
 from hisparsed.control.status import Lifecycle

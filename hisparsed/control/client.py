@@ -5,8 +5,8 @@ For the command line and the terminal view. Imports nothing of the engine side b
 
 from __future__ import annotations
 
-import errno
 import os
+import socket
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +34,7 @@ class ControlClient:
     ) -> None:
         self._path = path
         self._timeout_s = timeout_s
+        self._has_socket = transport is None
         self._http = httpx.Client(
             transport=transport or httpx.HTTPTransport(uds=os.fspath(path)),
             base_url="http://hisparsed",
@@ -74,6 +75,8 @@ class ControlClient:
         return self._ask("POST", path, json=body)
 
     def _ask(self, method: str, path: str, **how: Any) -> Any:
+        if self._has_socket:
+            self._knock()
         try:
             response = self._http.request(method, path, **how)
         except httpx.TimeoutException:
@@ -82,32 +85,31 @@ class ControlClient:
                 "starting or hanging: look at its log (journalctl -u hisparsed)"
             ) from None
         except httpx.TransportError as error:
-            raise self._unreachable(error) from None
+            raise UserError(
+                f"the daemon on {self._path} broke off: {error}; look at its log "
+                "(journalctl -u hisparsed)"
+            ) from None
         if response.is_success:
             return response.json()
         raise UserError(_refusal(response))
 
-    def _unreachable(self, error: httpx.TransportError) -> UserError:
-        number = _errno(error)
-        if number in (errno.EACCES, errno.EPERM):
-            return UserError(
-                f"you may not use {self._path}; join its group (usually hisparsed), or use sudo"
-            )
-        if number in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
-            return UserError(
-                f"no daemon answers on {self._path}; start one with `hisparsed serve`, or name its "
-                f"socket with --socket or {SOCKET_ENV}"
-            )
-        return UserError(f"the daemon on {self._path} cannot be reached: {error}")
-
-
-def _errno(error: BaseException | None) -> int | None:
-    """The number of the system error below httpx's own."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno is not None:
-            return error.errno
-        error = error.__cause__ or error.__context__
-    return None
+    def _knock(self) -> None:
+        """See whether somebody listens: httpx hides the cause, and leaks a socket that failed."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(self._timeout_s)
+            try:
+                probe.connect(os.fspath(self._path))
+            except PermissionError:
+                raise UserError(
+                    f"you may not use {self._path}; join its group (usually hisparsed), or use sudo"
+                ) from None
+            except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+                raise UserError(
+                    f"no daemon answers on {self._path}; start one with `hisparsed serve`, or name "
+                    f"its socket with --socket or {SOCKET_ENV}"
+                ) from None
+            except OSError as error:
+                raise UserError(f"{self._path} cannot be used as a socket: {error}") from None
 
 
 def _refusal(response: httpx.Response) -> str:

@@ -15,8 +15,8 @@ _INDENT = "    "
 
 def explanation(decisions: Iterable[DecisionView], events: Iterable[EventView]) -> str:
     """Both in order of time, ending in a newline; empty when there is nothing."""
-    entries = [(view.at_unix_s, list(_decision(view))) for view in decisions]
-    entries += [(view.at_unix_s, list(_event(view))) for view in events]
+    entries = [((one.at_unix_s, one.sequence), list(_decision(one))) for one in decisions]
+    entries += [((one.at_unix_s, one.sequence), list(_event(one))) for one in events]
     entries.sort(key=lambda entry: entry[0])
     return "".join(f"{line}\n" for _, lines in entries for line in lines)
 

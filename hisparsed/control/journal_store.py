@@ -248,19 +248,26 @@ def read_decisions(path: Path, query: Query, *, run: str, before: int) -> Iterat
         where.append("o.notable = 1")
     parameters.append(query.limit)
     sql = (
-        "SELECT t.at_unix_s, t.policy_hash, t.decision, t.applied, o.lever, o.notable"  # noqa: S608
+        "SELECT t.sequence, t.at_unix_s, t.policy_hash, t.decision, t.applied, o.lever, o.notable"  # noqa: S608
         " FROM outcomes o JOIN ticks t ON t.id = o.tick_id"
         f" WHERE {' AND '.join(where)} ORDER BY t.id DESC LIMIT ?"
     )
     with closing(_open_to_read(path)) as database:
-        for at, policy_hash, decision_json, applied_json, lever, notable in database.execute(
-            sql, parameters
-        ):
+        for (
+            sequence,
+            at,
+            policy_hash,
+            decision_json,
+            applied_json,
+            lever,
+            notable,
+        ) in database.execute(sql, parameters):
             decision = DECISION_JSON.validate_json(decision_json)
             yield view_lever(
                 decision.of(Lever(lever)),
                 decision,
                 APPLIED_JSON.validate_json(applied_json),
+                sequence=sequence,
                 at_unix_s=at,
                 policy_hash=policy_hash,
                 notable=bool(notable),
@@ -271,13 +278,15 @@ def read_events(path: Path, limit: int, *, run: str, before: int) -> list[EventV
     """Events in the file, newest first, but for those of ``run`` from ``before`` on."""
     with closing(_open_to_read(path)) as database:
         rows = database.execute(
-            "SELECT at_unix_s, kind, actor, sentence FROM events"
+            "SELECT sequence, at_unix_s, kind, actor, sentence FROM events"
             " WHERE NOT (run = ? AND sequence >= ?) ORDER BY id DESC LIMIT ?",
             (run, before, limit),
         ).fetchall()
     return [
-        EventView(at_unix_s=at, kind=EventKind(kind), actor=actor, sentence=sentence)
-        for at, kind, actor, sentence in rows
+        EventView(
+            sequence=sequence, at_unix_s=at, kind=EventKind(kind), actor=actor, sentence=sentence
+        )
+        for sequence, at, kind, actor, sentence in rows
     ]
 
 

@@ -73,7 +73,8 @@ class JournalWriter:
             return
         try:
             self._opened().write(records)
-        except (sqlite3.Error, OSError, OtherVersionError) as error:
+        except Exception as error:
+            # Whatever it is, it must not end the thread: then nothing would ever be written again.
             self._failed(error, len(records))
             return
         self._change(written=self.health.written + len(records))

@@ -201,7 +201,7 @@ METRICS: tuple[Metric, ...] = (
         _seen(lambda o: o.gpu.waiting_for_blocks),
     ),
     Metric(
-        "hisparsed_resident_requests",
+        "hisparsed_residency_requests",
         "Running requests by residency of their sparse-MLA pages.",
         _residency,
         ("residency",),

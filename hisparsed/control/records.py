@@ -104,6 +104,8 @@ class DecisionView(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    sequence: int
+    """Orders decisions and events of one run that have the same time."""
     at_unix_s: float
     tick: int
     policy_generation: int
@@ -129,6 +131,7 @@ class EventView(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    sequence: int
     at_unix_s: float
     kind: EventKind
     actor: str
@@ -137,6 +140,7 @@ class EventView(BaseModel):
 
 def view_event(record: EventRecord) -> EventView:
     return EventView(
+        sequence=record.sequence,
         at_unix_s=record.at_unix_s,
         kind=record.kind,
         actor=record.actor,
@@ -151,6 +155,7 @@ def view_tick(record: TickRecord) -> Iterator[DecisionView]:
             lever,
             record.decision,
             record.applied,
+            sequence=record.sequence,
             at_unix_s=record.at_unix_s,
             policy_hash=record.policy_hash,
             notable=lever.lever in record.notable,
@@ -162,6 +167,7 @@ def view_lever(
     decision: Decision,
     applied: Applied | None,
     *,
+    sequence: int,
     at_unix_s: float,
     policy_hash: str,
     notable: bool,
@@ -170,6 +176,7 @@ def view_lever(
         next((d for d in applied.bounded if d.lever is lever.lever), None) if applied else None
     )
     return DecisionView(
+        sequence=sequence,
         at_unix_s=at_unix_s,
         tick=decision.tick,
         policy_generation=decision.policy_generation,

@@ -18,10 +18,10 @@ class DemoSettings:
     """One demo run. Token counts of the trace are multiplied by ``scale``."""
 
     scale: Fraction = Fraction(1, 16)
-    concurrency: int = 14
+    concurrency: int = 24
     max_num_seqs: int = 8
     max_model_len: int = 4224
-    gpu_blocks: int = 1650
+    gpu_blocks: int = 1400
     host_budget: str = "44MiB"
     max_num_batched_tokens: int = 384
     seed: int = 0
@@ -85,7 +85,7 @@ def policy_document(mode: str) -> str:
                 "window_grow": "8s",
                 "pcie_budget": "1GiB",
             },
-            "admission": {"engage_at": "70%", "release_at": "50%", "ageing": "20s"},
+            "admission": {"engage_at": "70%", "release_at": "50%", "ageing": "12s"},
         },
         sort_keys=False,
     )

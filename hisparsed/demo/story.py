@@ -35,6 +35,7 @@ def figures(run: NodeRun) -> dict[str, Any]:
     return {
         "requests": summary["requests"],
         "failed": summary["failed"],
+        "first_error": summary["first_error"],
         "pool_moves": len(moves_of(run, Lever.SPLIT)),
         "multiplier_changes": len(moves_of(run, Lever.MULTIPLIER)),
         "admission_changes": len(moves_of(run, Lever.ADMISSION)),

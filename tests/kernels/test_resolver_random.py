@@ -128,9 +128,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     capacity = draw(st.integers(0, 8))
     steps = draw(
         st.lists(
-            st.lists(
-                st.lists(st.integers(-1, 20), min_size=4, max_size=4), min_size=1, max_size=3
-            ),
+            st.lists(st.lists(st.integers(-1, 20), min_size=4, max_size=4), min_size=1, max_size=3),
             min_size=1,
             max_size=6,
         )

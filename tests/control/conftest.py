@@ -1,0 +1,240 @@
+"""A scripted engine, clocks that only move when told, and a control side around them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hisparsed.control.engine_port import ServingCounters
+from hisparsed.control.side import Clocks, ControlSide, build_control
+from hisparsed.control.status import NodeInfo
+from hisparsed.engine.messages import (
+    ApplyResult,
+    EngineCommand,
+    EngineReport,
+    GeometryReport,
+    HostReport,
+    HotReport,
+    RequestsReport,
+)
+
+BUDGET = 1_000
+FLOOR = 66
+POLICY = """\
+version: 1
+mode: act
+tick: 1s
+stale_after: 5s
+pools:
+  offload: {start: 10%}
+rebalance:
+  window: 3s
+  step: 5%
+  step_towards_safety: 10%
+  cool_down: 2s
+  cool_down_towards_safety: 1s
+"""
+
+
+class ManualClock:
+    """Monotonic and Unix seconds; ``sleep`` moves both and notes how long it was asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.slept: list[float] = []
+        self.after_sleep: Callable[[], None] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+        self.after_sleep()
+
+    def clocks(self) -> Clocks:
+        return Clocks(self.monotonic, self.wall, self.sleep)
+
+
+class FakeEngine:
+    """Follows its commands at once, within its floor; failures are queued in ``trouble``."""
+
+    def __init__(self) -> None:
+        self.target = 0
+        self.multiplier = 4.0
+        self.order: Any = "arrival"
+        self.max_running = 8
+        self.in_use = 0
+        self.cached = 0
+        self.live_set_tokens = 0
+        self.watermark = 100
+        self.default_watermark = True
+        self.report_trouble: list[Exception] = []
+        self.apply_trouble: list[Exception] = []
+        self.commands: list[EngineCommand] = []
+        self.counters = ServingCounters()
+        self.before_report: Callable[[], None] = lambda: None
+        self.changes: dict[str, Any] = {}
+
+    async def report(self) -> EngineReport:
+        self.before_report()
+        if self.report_trouble:
+            raise self.report_trouble.pop(0)
+        capacity = BUDGET - self.target
+        report = EngineReport(
+            monotonic_s=0.0,
+            steps=7,
+            scheduled_tokens=70,
+            geometry=GeometryReport(
+                block_tokens=16,
+                host_block_bytes=16 * 5_120,
+                chunk_tokens=16,
+                chunk_bytes=16 * 256,
+                chunks_per_host_block=20,
+                offload_copies=1,
+                budget_blocks=BUDGET,
+                floor_blocks=FLOOR,
+                max_model_len=1_024,
+                topk=64,
+                decode_query_len=1,
+                gpu_blocks=400,
+                hot_groups=2,
+                max_lease_blocks=16,
+                max_num_seqs=8,
+                row_bytes=1_280,
+            ),
+            host=HostReport(
+                hisparse_capacity_blocks=capacity,
+                hisparse_in_use_blocks=self.in_use,
+                hisparse_idle_blocks=capacity - self.in_use,
+                hisparse_cached_blocks=self.cached,
+                offload_target_blocks=self.target,
+                lent_blocks=self.target,
+                pending_blocks=0,
+                draining_blocks=0,
+                offload_stored_chunks=40,
+                offload_in_flight_chunks=10,
+                head_need_blocks=0,
+            ),
+            gpu_free_blocks=60,
+            waiting_for_blocks=False,
+            requests=RequestsReport(
+                running=3,
+                waiting=1,
+                full=1,
+                mixed=1,
+                none=1,
+                preemptions=2,
+                finished=9,
+                held_back=0,
+            ),
+            hot=HotReport(
+                multiplier=self.multiplier,
+                lease_blocks=int(self.multiplier * 4),
+                leased_requests=2,
+                leased_blocks=64,
+                references=1_000,
+                resident=400,
+                hits=540,
+                loads=60,
+                spills=0,
+                dropped=0,
+                h2d_bytes=76_800,
+            ),
+            live_set_tokens=self.live_set_tokens,
+            live_sessions=1 if self.live_set_tokens else 0,
+            admission_order=self.order,
+            max_running=self.max_running,
+            transition_watermark=self.watermark,
+            default_watermark=self.default_watermark,
+            report_us=200.0,
+        )
+        return report.model_copy(update=self.changes)
+
+    async def apply(self, command: EngineCommand) -> ApplyResult:
+        self.commands.append(command)
+        if self.apply_trouble:
+            raise self.apply_trouble.pop(0)
+        if command.offload_target_blocks is not None:
+            self.target = min(command.offload_target_blocks, BUDGET - FLOOR)
+        if command.multiplier is not None:
+            self.multiplier = command.multiplier
+        if command.admission is not None:
+            self.order = command.admission.order
+            self.max_running = min(8, command.admission.max_running or 8)
+        if command.transition_watermark is not None:
+            self.default_watermark = command.transition_watermark == "default"
+            if isinstance(command.transition_watermark, int):
+                self.watermark = command.transition_watermark
+        return ApplyResult(
+            offload_target_blocks=self.target,
+            lent_blocks=self.target,
+            multiplier=self.multiplier,
+            lease_blocks=int(self.multiplier * 4),
+            transition_watermark=self.watermark,
+            admission_order=self.order,
+            max_running=self.max_running,
+            apply_us=50.0,
+        )
+
+    def serving(self) -> ServingCounters:
+        return self.counters
+
+
+class Node:
+    """A control side with a fake engine. Files are below ``folder``."""
+
+    def __init__(self, folder: Path, policy: str = POLICY) -> None:
+        self.folder = folder
+        self.policy_path = folder / "policy.yaml"
+        self.policy_path.write_text(policy)
+        self.clock = ManualClock()
+        self.engine = FakeEngine()
+        self.admissions: list[Any] = []
+        self.side: ControlSide = build_control(
+            node=NodeInfo(
+                kind="reference",
+                model="small",
+                version="0.1.0",
+                api_url="http://127.0.0.1:8000",
+                pid=4242,
+                started_unix_s=self.clock.wall() - 60,
+            ),
+            policy_path=self.policy_path,
+            socket_path=folder / "control.sock",
+            state_dir=folder / "state",
+            run="run-1",
+            clocks=self.clock.clocks(),
+        )
+        self.loop = self.side.attach(self.engine, set_admission=self.admissions.append)
+
+    async def ticks(self, count: int) -> None:
+        """Tick, with one second after each."""
+        for _ in range(count):
+            await self.loop.tick()
+            self.clock.now_s += 1
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Callable[[str], Node]:
+    return lambda policy: Node(tmp_path, policy)
+
+
+@pytest.fixture
+def started(node: Node) -> Callable[[], Awaitable[Node]]:
+    async def start() -> Node:
+        await node.loop.start()
+        return node
+
+    return start

@@ -1,0 +1,261 @@
+"""The loop: what it applies, what it survives, what it tells, and when it ticks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hisparsed.control.engine_port import EngineGone
+from hisparsed.control.status import Lifecycle
+from hisparsed.errors import UserError
+from hisparsed.policy.reasons import Lever, Reason
+from hisparsed.policy.signals import AdmissionOrder
+
+
+def last_reasons(node: Any) -> dict[Lever, Reason]:
+    return {one.lever: one.reason for one in node.side.journal.ticks[-1].decision.levers}
+
+
+async def test_start_puts_the_policys_start_in_force(node: Any) -> None:
+    await node.loop.start()
+    (command,) = node.engine.commands
+    assert command.offload_target_blocks == 100
+    assert command.multiplier == 2.0
+    assert node.side.board.lifecycle is Lifecycle.SERVING
+    assert [one.max_running for one in node.admissions] == [8]
+    (event,) = await node.side.journal.events(10)
+    assert "100 of 1000 host blocks" in event.sentence
+
+
+async def test_a_node_whose_policy_is_off_still_starts_with_an_offload_pool(
+    make_node: Callable[[str], Any],
+) -> None:
+    node = make_node("version: 1\nmode: off\n")
+    await node.loop.start()
+    (command,) = node.engine.commands
+    assert command.offload_target_blocks > 0
+    assert command.multiplier is None
+    assert command.admission is None
+    await node.ticks(3)
+    assert len(node.engine.commands) == 1
+    assert set(last_reasons(node).values()) == {Reason.OFF}
+
+
+async def test_a_policy_that_the_node_cannot_keep_stops_the_start(
+    make_node: Callable[[str], Any],
+) -> None:
+    node = make_node("version: 1\nhot: {min: 8, max: 9, start: 8}\n")
+    with pytest.raises(UserError, match=r"policy\.yaml: hot\.min is 8\.0"):
+        await node.loop.start()
+    assert node.engine.commands == []
+
+
+async def test_a_short_offload_pool_is_put_right_and_confirmed(node: Any) -> None:
+    await node.loop.start()
+    node.engine.target = 10
+    await node.ticks(2)
+    first, second = node.side.journal.ticks
+    split = first.decision.of(Lever.SPLIT)
+    assert split.reason is Reason.OFFLOAD_SHORT_OF_REACH
+    assert node.engine.target == int(split.wanted) > 10
+    assert first.applied is not None
+    assert first.applied.bounded == ()
+    assert first.sentence == split.sentence
+    assert second.confirmed is not None
+    assert second.confirmed.tick == 1
+    assert second.confirmed.differences == ()
+
+
+async def test_a_bounded_target_is_recorded_and_said(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.loop.start()
+    node.engine.target = 10
+    apply = node.engine.apply
+
+    async def bounded_apply(command: Any) -> Any:
+        lower = command.model_copy(update={"offload_target_blocks": 17})
+        return await apply(lower)
+
+    monkeypatch.setattr(node.engine, "apply", bounded_apply)
+    await node.ticks(1)
+    record = node.side.journal.ticks[-1]
+    (difference,) = record.applied.bounded
+    assert (difference.lever, difference.found) == (Lever.SPLIT, 17)
+    assert difference.wanted > 17
+    assert "The engine bounded it to 17." in record.sentence
+
+
+async def test_a_target_that_did_not_stay_is_told(node: Any) -> None:
+    await node.loop.start()
+    node.engine.target = 10
+    await node.ticks(1)
+    asked = node.engine.target
+    node.engine.target = 33
+    await node.ticks(1)
+    record = node.side.journal.ticks[-1]
+    (difference,) = record.confirmed.differences
+    assert (difference.wanted, difference.found) == (asked, 33)
+    assert "did not stay" in record.sentence
+
+
+async def test_advise_applies_nothing_and_says_what_it_would_do(
+    make_node: Callable[[str], Any],
+) -> None:
+    node = make_node("version: 1\nmode: advise\n")
+    await node.loop.start()
+    node.engine.commands.clear()
+    node.engine.target = 20
+    await node.ticks(2)
+    assert node.engine.commands == []
+    split = node.side.journal.ticks[-1].decision.of(Lever.SPLIT)
+    assert split.reason is Reason.ADVISE_ONLY
+    assert split.cause is Reason.OFFLOAD_SHORT_OF_REACH
+
+
+async def test_frozen_levers_stay_until_thawed(node: Any) -> None:
+    await node.loop.start()
+    node.side.operator.freeze([Lever.SPLIT], actor="ann")
+    node.engine.target = 10
+    await node.ticks(3)
+    assert node.engine.target == 10
+    assert last_reasons(node)[Lever.SPLIT] is Reason.FROZEN
+    node.side.operator.thaw([Lever.SPLIT], actor="ann")
+    await node.ticks(1)
+    assert node.engine.target > 10
+
+
+async def test_admission_reaches_the_engine_and_the_api_side(
+    make_node: Callable[[str], Any],
+) -> None:
+    node = make_node(
+        "version: 1\nadmission: {max_waiting_sessions: 3, retry_after: 7s, max_running: 4}\n"
+    )
+    await node.loop.start()
+    node.engine.live_set_tokens = 10**9
+    await node.ticks(1)
+    assert node.engine.order == "held-prefix-first"
+    assert node.engine.max_running == 4
+    limits = node.admissions[-1]
+    assert limits.order is AdmissionOrder.HELD_PREFIX_FIRST
+    assert (limits.max_waiting_sessions, limits.retry_after_s) == (3, 7.0)
+    await node.ticks(1)
+    assert last_reasons(node)[Lever.ADMISSION] is Reason.AT_TARGET
+
+
+async def test_a_failed_report_is_counted_and_later_stale(node: Any) -> None:
+    await node.loop.start()
+    await node.ticks(1)
+    node.engine.report_trouble = [TimeoutError("no answer")] * 7
+    await node.ticks(7)
+    assert node.side.board.failed_reports == 7
+    assert set(last_reasons(node).values()) == {Reason.STALE}
+    assert "reported" in (node.side.board.unready() or "")
+    await node.ticks(1)
+    assert Reason.STALE not in last_reasons(node).values()
+    assert node.side.board.unready() is None
+    kinds = [event.kind for event in await node.side.journal.events(10)]
+    assert kinds == ["report-back", "report-failed", "started"]
+
+
+async def test_a_refused_command_is_counted_and_tried_again(node: Any) -> None:
+    await node.loop.start()
+    node.engine.target = 10
+    node.engine.apply_trouble = [ValueError("not now")]
+    await node.ticks(1)
+    record = node.side.journal.ticks[-1]
+    assert record.applied.error == "not now"
+    assert "It failed: not now." in record.sentence
+    assert node.side.board.failed_applies == 1
+    await node.ticks(3)
+    assert node.engine.target > 10
+
+
+async def test_a_dead_engine_ends_the_loop_with_an_event(node: Any) -> None:
+    await node.loop.start()
+    node.engine.report_trouble = [EngineGone("killed by signal 9")]
+    with pytest.raises(EngineGone):
+        await node.loop.run()
+    assert node.side.board.lifecycle is Lifecycle.ENGINE_GONE
+    (event, _) = await node.side.journal.events(10)
+    assert event.kind == "engine-gone"
+    assert "killed by signal 9" in event.sentence
+
+
+async def test_a_sentence_only_when_something_changed(node: Any) -> None:
+    await node.loop.start()
+    await node.ticks(7)
+    sentences = [record.sentence for record in node.side.journal.ticks]
+    assert sentences[0] is not None
+    assert sentences[-1] is None
+
+
+class EnoughError(Exception):
+    """Ends a loop that would go on."""
+
+
+async def run_for(node: Any, sleeps: int, seconds_a_report: list[float]) -> list[float]:
+    """Run until so many sleeps; every report takes the next of ``seconds_a_report``."""
+
+    def slow() -> None:
+        node.clock.now_s += seconds_a_report.pop(0) if seconds_a_report else 0.0
+
+    def count() -> None:
+        if len(node.clock.slept) == sleeps:
+            raise EnoughError
+
+    node.engine.before_report = slow
+    node.clock.after_sleep = count
+    with pytest.raises(EnoughError):
+        await node.loop.run()
+    return list(node.clock.slept)
+
+
+async def test_ticks_do_not_drift(node: Any) -> None:
+    await node.loop.start()
+    began = node.clock.now_s
+    slept = await run_for(node, 4, [0.25, 0.5, 0.125, 0.0])
+    assert slept == [0.75, 0.5, 0.875, 1.0]
+    assert node.clock.now_s == began + 4
+    assert node.side.board.late_ticks == 0
+
+
+async def test_a_slow_engine_leaves_ticks_out_instead_of_piling_them_up(node: Any) -> None:
+    await node.loop.start()
+    began = node.clock.now_s
+    slept = await run_for(node, 3, [3.25, 0.0, 0.0])
+    assert slept == [0.75, 1.0, 1.0]
+    assert node.clock.now_s == began + 6
+    assert node.side.board.late_ticks == 3
+    assert len(node.side.journal.ticks) == 3
+
+
+async def test_cancelling_ends_the_loop(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node.loop.start()
+    asleep = asyncio.Event()
+
+    async def sleep_for_ever(seconds: float) -> None:
+        asleep.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(node.loop, "_sleep", sleep_for_ever)
+    task = asyncio.create_task(node.loop.run())
+    await asleep.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(node.side.journal.ticks) == 1
+
+
+async def test_a_reloaded_policy_counts_from_the_next_tick(node: Any) -> None:
+    await node.loop.start()
+    await node.ticks(1)
+    node.policy_path.write_text("version: 1\nmode: off\n")
+    node.side.operator.reload(actor="SIGHUP")
+    await node.ticks(1)
+    record = node.side.journal.ticks[-1]
+    assert record.decision.policy_generation == 2
+    assert set(last_reasons(node).values()) == {Reason.OFF}

@@ -1,0 +1,115 @@
+"""The metrics page: figures, bounded labels, and a document that is complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from hisparsed.control.metric_table import METRICS
+from hisparsed.control.metrics import metrics_document
+from hisparsed.policy.reasons import Lever
+
+ROOT = Path(__file__).parents[2]
+
+
+def samples(node: Any) -> dict[tuple[str, tuple[str, ...]], float]:
+    """By name and label values, the labels in alphabetic order."""
+    text = node.side.metrics.page().decode()
+    return {
+        (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_figures_of_a_running_node(node: Any) -> None:
+    await node.loop.start()
+    node.engine.target = 10
+    await node.ticks(4)
+    node.clock.now_s += 8
+    seen = samples(node)
+    block = 16 * 5_120
+    target = node.engine.target
+    assert seen["hisparsed_host_budget_bytes", ()] == 1_000 * block
+    assert seen["hisparsed_pool_target_bytes", ("offload",)] == target * block
+    assert seen["hisparsed_pool_capacity_bytes", ("hisparse",)] == (1_000 - target) * block
+    assert seen["hisparsed_pool_reach_tokens", ("hisparse",)] == (1_000 - target) * 16
+    assert seen["hisparsed_lent_blocks", ()] == target
+    assert seen["hisparsed_multiplier_ratio", ()] == 2.0
+    assert seen["hisparsed_residency_requests", ("none",)] == 1
+    assert seen["hisparsed_hot_rows_total", ("load",)] == 60
+    assert seen["hisparsed_report_age_seconds", ()] == 9.0
+    assert seen["hisparsed_lifecycle", ("serving",)] == 1
+    assert seen["hisparsed_lifecycle", ("draining",)] == 0
+    assert seen["hisparsed_lever_mode", ("split", "act")] == 1
+    assert seen["hisparsed_admission_order", ("arrival",)] == 1
+    assert seen["hisparsed_tick_seconds_count", ()] == 4
+    assert seen["hisparsed_policy_generation", ()] == 1
+    assert ("hisparsed_coverage_ratio", ()) not in seen
+
+
+async def test_moves_and_holds_are_counted_once_a_tick(node: Any) -> None:
+    await node.loop.start()
+    node.engine.target = 10
+    await node.ticks(5)
+    seen = samples(node)
+    moves = {
+        labels: value for (name, labels), value in seen.items() if name.endswith("moves_total")
+    }
+    holds = {
+        labels: value for (name, labels), value in seen.items() if name.endswith("holds_total")
+    }
+    assert moves == {("to-offload", "split", "OffloadShortOfReach"): 1}
+    assert sum(moves.values()) + sum(holds.values()) == 5 * 4
+    assert seen["hisparsed_apply_seconds_count", ()] == 1
+
+
+async def test_a_refused_move_is_no_move(node: Any) -> None:
+    await node.loop.start()
+    node.engine.target = 10
+    node.engine.apply_trouble = [ValueError("not now")]
+    await node.ticks(1)
+    seen = samples(node)
+    assert not [name for name, _ in seen if name == "hisparsed_moves_total"]
+    assert seen["hisparsed_apply_failures_total", ()] == 1
+
+
+def test_the_page_works_before_the_first_report(node: Any) -> None:
+    seen = samples(node)
+    assert seen["hisparsed_lifecycle", ("starting",)] == 1
+    assert ("hisparsed_gpu_blocks", ()) not in seen
+
+
+async def test_rejected_policies_and_freezes_show(node: Any) -> None:
+    await node.loop.start()
+    node.policy_path.write_text("nonsense")
+    node.side.operator.reload(actor="ann")
+    node.side.operator.freeze([Lever.SPLIT], actor="ann")
+    await node.ticks(1)
+    seen = samples(node)
+    assert seen["hisparsed_policy_reload_failures_total", ()] == 1
+    assert seen["hisparsed_lever_frozen", ("split",)] == 1
+    assert seen["hisparsed_lever_frozen", ("multiplier",)] == 0
+
+
+async def test_every_metric_has_samples_and_stands_in_the_document(node: Any) -> None:
+    await node.loop.start()
+    node.engine.target = 10
+    node.engine.live_set_tokens = 10**6
+    await node.ticks(2)
+    page = {name for name, _ in samples(node)}
+    missing = {metric.name for metric in METRICS} - page
+    assert missing == set()
+    document = (ROOT / "docs" / "metrics.md").read_text()
+    assert document == metrics_document()
+    for family in node.side.metrics.registry.collect():
+        suffix = "_total" if family.type == "counter" else ""
+        assert f"| `{family.name}{suffix}` | {family.type} |" in document
+
+
+def test_counters_are_named_as_counters_and_units_are_base_units() -> None:
+    for metric in METRICS:
+        assert metric.name.endswith("_total") == metric.is_counter, metric.name
+        assert not metric.name.endswith(("_ms", "_us", "_kib", "_gb")), metric.name
