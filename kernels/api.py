@@ -122,7 +122,7 @@ def gather(
     int64 [R, K] and ``swap_counts`` int32 [R] as in ``Resolution``. One list serves all layers
     of the group. Raises ``ValueError`` on shapes and dtypes, ``IndexError`` on rows outside.
     """
-    check_gather(host, slab, layout, swap_host, swap_physical, swap_counts)
+    check_gather(host, slab, swap_host, swap_physical, swap_counts)
     run = torch_gather.gather
     if pick(backend, slab.device) == "cpp":
         from hisparsed.kernels import cpp_backend

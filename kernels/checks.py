@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from hisparsed.kernels.geometry import Geometry, RowLayout
+from hisparsed.kernels.geometry import Geometry
 from hisparsed.kernels.resolution import Resolution
 from hisparsed.kernels.state import ResolverState
 
@@ -61,7 +61,6 @@ def check_resolve(
 def check_gather(
     host: torch.Tensor,
     slab: torch.Tensor,
-    layout: RowLayout,
     swap_host: torch.Tensor,
     swap_physical: torch.Tensor,
     swap_counts: torch.Tensor,

@@ -20,7 +20,7 @@ def _fields(kind: type, names: str) -> list[tuple[str, type]]:
 
 
 class ResolverArrays(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012 - ctypes reads a plain list
+    _fields_ = [
         *_fields(_I64, "num_states max_capacity max_positions ghosts sample_period ghost_every"),
         *_fields(_POINTER, "slot_pos slot_stamp pos_slot capacity step"),
         *_fields(_POINTER, "counters octile octile_misses ghost_stamp ghost"),
@@ -28,11 +28,11 @@ class ResolverArrays(ctypes.Structure):
 
 
 class BlockTable(ctypes.Structure):
-    _fields_ = [("blocks", _POINTER), ("width", _I64), ("stride", _I64)]  # noqa: RUF012
+    _fields_ = [("blocks", _POINTER), ("width", _I64), ("stride", _I64)]
 
 
 class ResolveStep(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *_fields(_I64, "rows topk requests scratch_blocks"),
         *_fields(_I64, "block_size attention_block_stride host_rows"),
         *_fields(_I64, "resident_by_state index_bytes threads"),
@@ -45,7 +45,7 @@ class ResolveStep(ctypes.Structure):
 
 
 class GatherCall(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *_fields(_POINTER, "host slab"),
         *_fields(_I64, "host_bytes slab_bytes"),
         *_fields(_I64, "block_size row_bytes host_block_bytes slab_block_bytes layers"),

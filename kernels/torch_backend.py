@@ -96,7 +96,7 @@ def _find_runs(
     first_row = starts.nonzero().squeeze(1)
     of_row = (starts.cumsum(0) - 1).masked_fill_(~live, first_row.numel())
     run_states = states[first_row]
-    if run_states.unique().numel() != run_states.numel():
+    if torch.unique(run_states).numel() != run_states.numel():
         raise ValueError(
             "rows of one request must be consecutive and no two requests may share a state row; "
             f"state rows by run: {run_states.tolist()}"
@@ -199,7 +199,7 @@ def _check_hot_blocks(
     hot_table: torch.Tensor,
 ) -> None:
     """A capacity that the hot table does not cover would address blocks of other requests."""
-    run = union.run.unique_consecutive()
+    run = torch.unique_consecutive(union.run)
     needed = (state.capacity[runs.state[run]] + geometry.block_size - 1) // geometry.block_size
     leased = (hot_table[runs.request[run]] > 0).cumprod(dim=1).sum(dim=1)
     short = (leased < needed).nonzero()

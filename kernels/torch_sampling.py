@@ -38,7 +38,7 @@ def sample(
 
 
 def _count_octiles(state: ResolverState, at: torch.Tensor, slot: torch.Tensor) -> None:
-    rows, place = at.unique_consecutive(return_inverse=True)
+    rows, place = torch.unique_consecutive(at, return_inverse=True)
     held = (state.slot_stamp[rows].long() << 32) | state.slot_pos[rows].long()
     # Empty slots have negative keys (position -1), so they are deeper than every held one.
     order = held.argsort(dim=1, descending=True)

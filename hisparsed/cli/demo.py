@@ -36,7 +36,7 @@ def demo(
     duration_s = parse_duration_s("--for", run_for or "75s")
 
     def say(line: str) -> None:
-        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)  # noqa: T201
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
     document, words = run_demo(settings, duration_s=duration_s, say=say)
     say(words)

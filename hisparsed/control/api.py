@@ -107,6 +107,7 @@ class ControlApi:
                 ApiError: _answer_api_error,
                 HTTPException: _answer_http_error,
                 StaleGenerationError: _answer_stale,
+                Exception: _answer_internal,
             },
         )
 
@@ -251,6 +252,11 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 async def _answer_stale(_request: Request, error: Exception) -> Response:
     return _error(409, "stale_generation", str(error))
+
+
+async def _answer_internal(_request: Request, error: Exception) -> Response:
+    """The server logs the traceback."""
+    return _error(500, "internal", f"{type(error).__name__}: {error}; the daemon's log has more")
 
 
 def _error(status: int, code: str, message: str) -> Response:

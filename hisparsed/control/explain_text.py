@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from hisparsed.control.records import DecisionView, EventView
 from hisparsed.control.status_text import clock_text, setting_text
+from hisparsed.policy.reasons import Lever
 from hisparsed.policy.units import format_bytes, format_duration, format_fraction
 
 _WIDTH = 100
@@ -15,8 +16,12 @@ _INDENT = "    "
 
 def explanation(decisions: Iterable[DecisionView], events: Iterable[EventView]) -> str:
     """Both in order of time, ending in a newline; empty when there is nothing."""
-    entries = [((one.at_unix_s, one.sequence), list(_decision(one))) for one in decisions]
-    entries += [((one.at_unix_s, one.sequence), list(_event(one))) for one in events]
+    order = list(Lever)
+    entries = [
+        ((one.at_unix_s, one.sequence, order.index(one.lever)), list(_decision(one)))
+        for one in decisions
+    ]
+    entries += [((one.at_unix_s, one.sequence, 0), list(_event(one))) for one in events]
     entries.sort(key=lambda entry: entry[0])
     return "".join(f"{line}\n" for _, lines in entries for line in lines)
 

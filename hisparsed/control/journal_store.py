@@ -50,7 +50,7 @@ CREATE TABLE events (
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What the file may hold; the oldest ticks go first."""
+    """What the file may hold; the oldest ticks go first. A tick takes about 4 KB."""
 
     max_ticks: int = 200_000
     max_bytes: int = 512 * 2**20
@@ -250,7 +250,7 @@ def read_decisions(path: Path, query: Query, *, run: str, before: int) -> Iterat
     sql = (
         "SELECT t.sequence, t.at_unix_s, t.policy_hash, t.decision, t.applied, o.lever, o.notable"  # noqa: S608
         " FROM outcomes o JOIN ticks t ON t.id = o.tick_id"
-        f" WHERE {' AND '.join(where)} ORDER BY t.id DESC LIMIT ?"
+        f" WHERE {' AND '.join(where)} ORDER BY t.id DESC, o.lever LIMIT ?"
     )
     with closing(_open_to_read(path)) as database:
         for (

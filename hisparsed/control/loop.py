@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from hisparsed.control.announce import Announcer
@@ -83,6 +84,10 @@ class ControlLoop:
         Raises ``UserError`` when the policy is impossible on this node, and whatever the
         engine raises: a node whose engine refuses its start must not serve.
         """
+        with self._announcing_death():
+            await self._begin()
+
+    async def _begin(self) -> None:
         report = await self._engine.report()
         geometry = geometry_of(report.geometry)
         self._source.bind(geometry)
@@ -135,8 +140,13 @@ class ControlLoop:
 
     async def tick(self) -> None:
         """One cycle. Raises ``EngineGone``."""
-        try:
+        with self._announcing_death():
             await self._cycle()
+
+    @contextmanager
+    def _announcing_death(self) -> Iterator[None]:
+        try:
+            yield
         except EngineGone as error:
             self._board.lifecycle = Lifecycle.ENGINE_GONE
             self._announcer.event(EventKind.ENGINE_GONE, f"The engine is gone: {error}.")

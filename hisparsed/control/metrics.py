@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
@@ -74,10 +74,6 @@ class ControlMetrics(Collector):
 
     def count_apply(self, apply_s: float) -> None:
         self._apply.observe(apply_s)
-
-    def page(self) -> bytes:
-        """The text exposition of this registry."""
-        return generate_latest(self.registry)
 
     def describe(self) -> Iterator[Family]:
         """Families without samples, so that registering reads no status."""

@@ -47,7 +47,7 @@ class DemoNode:
 
     def __enter__(self) -> DemoNode:
         with self._log_path.open("wb") as log:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and files)
                 [sys.executable, "-m", "hisparsed", "serve", "--config", str(self._config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -71,8 +71,7 @@ class DemoNode:
 
     def require_alive(self) -> None:
         """Raise ``UserError`` with the end of its log when the node has ended."""
-        assert self._process is not None
-        code = self._process.poll()
+        code = self._process.poll() if self._process is not None else None
         if code is not None:
             raise UserError(f"the demo's node ended with exit code {code}:\n{self._log_end()}")
 

@@ -97,12 +97,12 @@ def in_words(document: dict[str, Any], on: NodeRun) -> str:
         ("preemptions", "preemptions"),
     ):
         lines.append(f"  {label:24}{_number(document[name]):>14}{_number(off[name]):>14}")
-    for percentile in ("p50", "p99"):
-        lines.append(
-            f"  {'first token ' + percentile:24}"
-            f"{_seconds(document['ttft_s'][percentile]):>14}"
-            f"{_seconds(off['ttft_s'][percentile]):>14}"
-        )
+    lines.extend(
+        f"  {'first token ' + percentile:24}"
+        f"{_seconds(document['ttft_s'][percentile]):>14}"
+        f"{_seconds(off['ttft_s'][percentile]):>14}"
+        for percentile in ("p50", "p99")
+    )
     lines.append("")
     lines.append(_verdict(document))
     differing = document["token_differences"]
@@ -128,7 +128,7 @@ def _setting(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _number(value: float | None) -> str:
+def _number(value: int | float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"

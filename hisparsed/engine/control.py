@@ -11,7 +11,6 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
-from vllm.v1.hisparse.types import ACTIVE_TAIL_PAGES
 
 from hisparsed.engine.admission import WaitingCall, held_prefix_first
 from hisparsed.engine.chunks import ChunkLayout
@@ -180,7 +179,8 @@ class EngineControl:
         waiting = self._scheduler.waiting
         if not waiting:
             return 0
-        return -(-(waiting.peek_request().num_tokens + 1) // self._block_tokens) + 1
+        tokens = int(waiting.peek_request().num_tokens) + 1
+        return -(-tokens // self._block_tokens) + 1
 
     def _reorder(self, waiting: Any, now_s: float) -> None:
         requests = list(waiting)

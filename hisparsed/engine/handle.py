@@ -27,8 +27,7 @@ class EngineHandle:
         self.waiting_calls = 0
         """Calls waiting in the engine, as of the last report."""
 
-    @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return not self.llm.errored
 
     async def report(self) -> EngineReport:
@@ -48,7 +47,7 @@ class EngineHandle:
         return int(self.llm.get_num_unfinished_requests())
 
     async def _call(self, action: str, payload: dict[str, Any]) -> dict[str, Any]:
-        if not self.alive:
+        if not self.is_alive():
             raise EngineGone("the engine core has died")
         call = asyncio.ensure_future(
             self.llm.engine_core.call_utility_async(CONTROL_METHOD, action, payload)
@@ -61,7 +60,7 @@ class EngineHandle:
                 answer: dict[str, Any] = call.result()
                 return answer
             waited += 0.5
-            if not self.alive:
+            if not self.is_alive():
                 call.cancel()
                 raise EngineGone("the engine core died during a control call")
             if waited >= _CALL_TIMEOUT_S:

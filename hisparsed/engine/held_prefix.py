@@ -15,8 +15,13 @@ class HeldPrefix:
     """Held tokens of a request, cached for a short while: a look-up costs a probe a block."""
 
     def __init__(
-        self, coordinator: Any, offload_policy: Any, source_group: int, indexer_group: int,
-        block_tokens: int, fresh_for_s: float = 0.25,
+        self,
+        coordinator: Any,
+        offload_policy: Any,
+        source_group: int,
+        indexer_group: int,
+        block_tokens: int,
+        fresh_for_s: float = 0.25,
     ) -> None:
         self._coordinator = coordinator
         self._offload_policy = offload_policy

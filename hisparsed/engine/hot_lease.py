@@ -29,11 +29,13 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
         """Blocks for leases from now on, bounded by the configured maximum."""
         if blocks < 1:
             raise ValueError(f"a hot lease is at least one block, got {blocks}")
-        self.next_lease_blocks = min(blocks, self.blocks_per_request)
-        return self.next_lease_blocks
+        bounded: int = min(blocks, self.blocks_per_request)
+        self.next_lease_blocks = bounded
+        return bounded
 
     def lease_of(self, request_id: str) -> int:
-        return self.lease_blocks.get(request_id, self.next_lease_blocks)
+        lease: int = self.lease_blocks.get(request_id, self.next_lease_blocks)
+        return lease
 
     def require_hot(self, request_id: str) -> None:
         self.lease_blocks.setdefault(request_id, self.next_lease_blocks)

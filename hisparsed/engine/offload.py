@@ -13,8 +13,8 @@ from typing import cast
 
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
-    LookupResult,
     LoadStoreSpec,
+    LookupResult,
     OffloadingEvent,
     OffloadingManager,
     OffloadingWorker,

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hisparsed.control.actions import Operator
+from hisparsed.control.announce import Announcer
+from hisparsed.control.api import ControlApi
+from hisparsed.control.board import Board
+from hisparsed.control.broadcast import Broadcast
 from hisparsed.control.engine_port import ServingCounters
-from hisparsed.control.side import Clocks, ControlSide, build_control
+from hisparsed.control.journal import Journal
+from hisparsed.control.journal_writer import JournalWriter
+from hisparsed.control.loop import ControlLoop
+from hisparsed.control.metrics import ControlMetrics
+from hisparsed.control.overrides import Overrides
+from hisparsed.control.policy_source import PolicySource
+from hisparsed.control.socket import ControlServer
 from hisparsed.control.status import NodeInfo
 from hisparsed.engine.messages import (
     ApplyResult,
@@ -57,9 +68,6 @@ class ManualClock:
         self.slept.append(seconds)
         self.now_s += seconds
         self.after_sleep()
-
-    def clocks(self) -> Clocks:
-        return Clocks(self.monotonic, self.wall, self.sleep)
 
 
 class FakeEngine:
@@ -197,22 +205,64 @@ class Node:
         self.clock = ManualClock()
         self.engine = FakeEngine()
         self.admissions: list[Any] = []
-        self.side: ControlSide = build_control(
-            node=NodeInfo(
-                kind="reference",
-                model="small",
-                version="0.1.0",
-                api_url="http://127.0.0.1:8000",
-                pid=4242,
-                started_unix_s=self.clock.wall() - 60,
-            ),
-            policy_path=self.policy_path,
-            socket_path=folder / "control.sock",
-            state_dir=folder / "state",
-            run="run-1",
-            clocks=self.clock.clocks(),
+        self.logged: list[str] = []
+        info = NodeInfo(
+            kind="reference",
+            model="small",
+            version="0.1.0",
+            api_url="http://127.0.0.1:8000",
+            pid=4242,
+            started_unix_s=self.clock.wall() - 60,
         )
-        self.loop = self.side.attach(self.engine, set_admission=self.admissions.append)
+        monotonic, wall = self.clock.monotonic, self.clock.wall
+        self.source = PolicySource(self.policy_path, wall_clock=wall)
+        self.overrides, self.broadcast, self.metrics = Overrides(), Broadcast(), ControlMetrics()
+        writer = JournalWriter(
+            folder / "state",
+            run="run-1",
+            clock=monotonic,
+            stamp=lambda: "20260101T000000",
+            log=self.logged.append,
+        )
+        self.journal = Journal(writer, run="run-1")
+        announcer = Announcer(self.journal, self.broadcast, wall_clock=wall)
+        self.operator = Operator(self.source, self.overrides, announcer)
+        self.board = Board(
+            info,
+            self.source,
+            self.overrides,
+            self.journal,
+            self.broadcast,
+            clock=monotonic,
+            wall_clock=wall,
+        )
+        self.metrics.bind(self.board.status)
+        self.api = ControlApi(self.board, self.operator, self.source, self.journal, self.broadcast)
+        self.server = ControlServer(
+            self.api.application(), folder / "control.sock", end_streams=self.broadcast.close
+        )
+        self.loop = ControlLoop(
+            self.engine,
+            self.source,
+            self.overrides,
+            self.journal,
+            announcer,
+            self.metrics,
+            self.board,
+            clock=monotonic,
+            wall_clock=wall,
+            sleep=self.clock.sleep,
+            set_admission=self.admissions.append,
+        )
+
+    async def open(self) -> None:
+        """Serve the socket and write the journal."""
+        await self.server.start()
+        self.journal.start()
+
+    async def close(self) -> None:
+        await self.server.stop()
+        self.journal.close()
 
     async def ticks(self, count: int) -> None:
         """Tick, with one second after each."""
@@ -229,12 +279,3 @@ def node(tmp_path: Path) -> Node:
 @pytest.fixture
 def make_node(tmp_path: Path) -> Callable[[str], Node]:
     return lambda policy: Node(tmp_path, policy)
-
-
-@pytest.fixture
-def started(node: Node) -> Callable[[], Awaitable[Node]]:
-    async def start() -> Node:
-        await node.loop.start()
-        return node
-
-    return start

@@ -9,20 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
-from hisparsed.control.api import ControlApi
 from hisparsed.control.engine_port import EngineGone, ServingCounters
 from hisparsed.control.status import Lifecycle, Status
 from hisparsed.policy.reasons import Lever
 
 
-def api_of(node: Any) -> ControlApi:
-    side = node.side
-    return ControlApi(side.board, side.operator, side.source, side.journal, side.broadcast)
-
-
 @pytest.fixture
 async def http(node: Any) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=api_of(node).application())
+    transport = httpx.ASGITransport(app=node.api.application())
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         yield client
 
@@ -71,7 +65,7 @@ async def test_status_of_a_running_node(node: Any, http: httpx.AsyncClient) -> N
 async def test_readiness_follows_the_lifecycle(node: Any, http: httpx.AsyncClient) -> None:
     await node.loop.start()
     await node.ticks(1)
-    node.side.board.lifecycle = Lifecycle.DRAINING
+    node.board.lifecycle = Lifecycle.DRAINING
     assert refusal(await http.get("/readyz")) == (503, "not_ready")
     assert (await http.get("/healthz")).status_code == 200
     node.engine.report_trouble = [EngineGone("gone")]
@@ -143,7 +137,7 @@ async def test_freeze_thaw_and_mode(http: httpx.AsyncClient) -> None:
 
 async def test_changes_for_an_older_policy_conflict(node: Any, http: httpx.AsyncClient) -> None:
     node.policy_path.write_text("version: 1\n")
-    node.side.operator.reload(actor="ben")
+    node.operator.reload(actor="ben")
     for path, more in (
         ("/v1/freeze", {}),
         ("/v1/thaw", {}),
@@ -152,12 +146,12 @@ async def test_changes_for_an_older_policy_conflict(node: Any, http: httpx.Async
     ):
         body = {"actor": "ann", "expected_generation": 1, **more}
         assert refusal(await http.post(path, json=body)) == (409, "stale_generation")
-    assert node.side.overrides.frozen == frozenset()
+    assert node.overrides.frozen == frozenset()
 
 
 async def test_a_less_cautious_mode_is_refused(node: Any, http: httpx.AsyncClient) -> None:
     node.policy_path.write_text("version: 1\nmode: advise\n")
-    node.side.operator.reload(actor="ben")
+    node.operator.reload(actor="ben")
     response = await http.post("/v1/mode", json={"actor": "ann", "mode": "act"})
     assert refusal(response) == (422, "mode_refused")
 
@@ -180,7 +174,7 @@ async def test_bad_bodies_name_the_key(
     response = await http.post("/v1/freeze", content=body)
     assert refusal(response) == (400, "bad_body")
     assert named in response.json()["error"]["message"]
-    assert node.side.overrides.frozen == frozenset()
+    assert node.overrides.frozen == frozenset()
 
 
 async def test_unknown_paths_and_methods_are_json_too(http: httpx.AsyncClient) -> None:
@@ -188,14 +182,26 @@ async def test_unknown_paths_and_methods_are_json_too(http: httpx.AsyncClient) -
     assert refusal(await http.get("/v1/freeze")) == (405, "method_not_allowed")
 
 
+async def test_a_mistake_of_ours_is_json_too(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(node.board, "status", fail)
+    transport = httpx.ASGITransport(app=node.api.application(), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
+        response = await client.get("/v1/status")
+    assert refusal(response) == (500, "internal")
+    assert "a mistake" in response.json()["error"]["message"]
+
+
 async def test_the_stream_tells_status_decisions_and_events(node: Any) -> None:
     await node.loop.start()
-    frames = api_of(node)._stream()
+    frames = node.api._stream()
     first = await anext(frames)
     assert first.startswith("event: status\ndata: {")
     node.engine.target = 10
     await node.ticks(1)
-    node.side.operator.freeze([Lever.SPLIT], actor="ann")
+    node.operator.freeze([Lever.SPLIT], actor="ann")
     decisions, status, event = [await anext(frames) for _ in range(3)]
     assert decisions.startswith("event: decisions\n")
     views = json.loads(decisions.split("data: ")[1])
@@ -203,23 +209,23 @@ async def test_the_stream_tells_status_decisions_and_events(node: Any) -> None:
     assert status.startswith("event: status\n")
     assert '"kind":"frozen"' in event
     assert all(frame.endswith("\n\n") and frame.count("\n") == 3 for frame in (status, event))
-    node.side.broadcast.close()
+    node.broadcast.close()
     with pytest.raises(StopAsyncIteration):
         await anext(frames)
-    assert node.side.broadcast.listeners == 0
+    assert node.broadcast.listeners == 0
 
 
 async def test_a_slow_listener_loses_the_oldest_messages(node: Any) -> None:
     await node.loop.start()
-    with node.side.broadcast.listen() as messages:
+    with node.broadcast.listen() as messages:
         await node.ticks(200)
-        node.side.broadcast.close()
+        node.broadcast.close()
         seen = [message async for message in messages]
     assert 0 < len(seen) <= 64
     assert json.loads(seen[-1].data)["loop"]["tick"] == 200
 
 
 async def test_a_stream_after_the_end_is_over_at_once(node: Any) -> None:
-    node.side.broadcast.close()
-    frames = [frame async for frame in api_of(node)._stream()]
+    node.broadcast.close()
+    frames = [frame async for frame in node.api._stream()]
     assert len(frames) == 1

@@ -20,10 +20,10 @@ from hisparsed.policy.reasons import Lever
 
 @pytest.fixture
 async def served(node: Any) -> AsyncIterator[Any]:
-    await node.side.open()
+    await node.open()
     await node.loop.start()
     yield node
-    await node.side.close()
+    await node.close()
 
 
 async def command(node: Any, *arguments: str) -> Result:
@@ -35,7 +35,7 @@ async def test_the_status_page(served: Any) -> None:
     served.engine.in_use = 300
     served.engine.cached = 200
     await served.ticks(1)
-    served.side.operator.freeze([Lever.SPLIT], actor="ann")
+    served.operator.freeze([Lever.SPLIT], actor="ann")
     result = await command(served, "status")
     assert result.exit_code == 0
     page = result.stdout
@@ -50,15 +50,15 @@ async def test_the_status_page(served: Any) -> None:
 
 
 async def test_the_status_page_before_the_first_report(node: Any) -> None:
-    page = status_page(node.side.board.status())
+    page = status_page(node.board.status())
     assert "has not reported yet" in page
     assert "starting" in page
 
 
 async def test_a_rejected_policy_and_a_stopped_journal_stand_out(node: Any) -> None:
     node.policy_path.write_text("version: 1\ntick: soon\n")
-    node.side.operator.reload(actor="ann")
-    status = node.side.board.status()
+    node.operator.reload(actor="ann")
+    status = node.board.status()
     stopped = status.journal.model_copy(
         update={"writing": False, "error": "disk is full", "dropped": 3}
     )
@@ -77,7 +77,7 @@ async def test_status_as_json_is_the_document(served: Any) -> None:
 async def test_explain_tells_moves_with_figures_in_order(served: Any) -> None:
     served.engine.target = 10
     await served.ticks(2)
-    served.side.operator.freeze([Lever.SPLIT], actor="ann")
+    served.operator.freeze([Lever.SPLIT], actor="ann")
     await served.ticks(1)
     result = await command(served, "explain")
     assert result.exit_code == 0

@@ -16,7 +16,7 @@ from hisparsed.policy.signals import AdmissionOrder
 
 
 def last_reasons(node: Any) -> dict[Lever, Reason]:
-    return {one.lever: one.reason for one in node.side.journal.ticks[-1].decision.levers}
+    return {one.lever: one.reason for one in node.journal.ticks[-1].decision.levers}
 
 
 async def test_start_puts_the_policys_start_in_force(node: Any) -> None:
@@ -24,9 +24,9 @@ async def test_start_puts_the_policys_start_in_force(node: Any) -> None:
     (command,) = node.engine.commands
     assert command.offload_target_blocks == 100
     assert command.multiplier == 2.0
-    assert node.side.board.lifecycle is Lifecycle.SERVING
+    assert node.board.lifecycle is Lifecycle.SERVING
     assert [one.max_running for one in node.admissions] == [8]
-    (event,) = await node.side.journal.events(10)
+    (event,) = await node.journal.events(10)
     assert "100 of 1000 host blocks" in event.sentence
 
 
@@ -57,7 +57,7 @@ async def test_a_short_offload_pool_is_put_right_and_confirmed(node: Any) -> Non
     await node.loop.start()
     node.engine.target = 10
     await node.ticks(2)
-    first, second = node.side.journal.ticks
+    first, second = node.journal.ticks
     split = first.decision.of(Lever.SPLIT)
     assert split.reason is Reason.OFFLOAD_SHORT_OF_REACH
     assert node.engine.target == int(split.wanted) > 10
@@ -82,7 +82,7 @@ async def test_a_bounded_target_is_recorded_and_said(
 
     monkeypatch.setattr(node.engine, "apply", bounded_apply)
     await node.ticks(1)
-    record = node.side.journal.ticks[-1]
+    record = node.journal.ticks[-1]
     (difference,) = record.applied.bounded
     assert (difference.lever, difference.found) == (Lever.SPLIT, 17)
     assert difference.wanted > 17
@@ -96,7 +96,7 @@ async def test_a_target_that_did_not_stay_is_told(node: Any) -> None:
     asked = node.engine.target
     node.engine.target = 33
     await node.ticks(1)
-    record = node.side.journal.ticks[-1]
+    record = node.journal.ticks[-1]
     (difference,) = record.confirmed.differences
     assert (difference.wanted, difference.found) == (asked, 33)
     assert "did not stay" in record.sentence
@@ -111,19 +111,19 @@ async def test_advise_applies_nothing_and_says_what_it_would_do(
     node.engine.target = 20
     await node.ticks(2)
     assert node.engine.commands == []
-    split = node.side.journal.ticks[-1].decision.of(Lever.SPLIT)
+    split = node.journal.ticks[-1].decision.of(Lever.SPLIT)
     assert split.reason is Reason.ADVISE_ONLY
     assert split.cause is Reason.OFFLOAD_SHORT_OF_REACH
 
 
 async def test_frozen_levers_stay_until_thawed(node: Any) -> None:
     await node.loop.start()
-    node.side.operator.freeze([Lever.SPLIT], actor="ann")
+    node.operator.freeze([Lever.SPLIT], actor="ann")
     node.engine.target = 10
     await node.ticks(3)
     assert node.engine.target == 10
     assert last_reasons(node)[Lever.SPLIT] is Reason.FROZEN
-    node.side.operator.thaw([Lever.SPLIT], actor="ann")
+    node.operator.thaw([Lever.SPLIT], actor="ann")
     await node.ticks(1)
     assert node.engine.target > 10
 
@@ -151,13 +151,13 @@ async def test_a_failed_report_is_counted_and_later_stale(node: Any) -> None:
     await node.ticks(1)
     node.engine.report_trouble = [TimeoutError("no answer")] * 7
     await node.ticks(7)
-    assert node.side.board.failed_reports == 7
+    assert node.board.failed_reports == 7
     assert set(last_reasons(node).values()) == {Reason.STALE}
-    assert "reported" in (node.side.board.unready() or "")
+    assert "reported" in (node.board.unready() or "")
     await node.ticks(1)
     assert Reason.STALE not in last_reasons(node).values()
-    assert node.side.board.unready() is None
-    kinds = [event.kind for event in await node.side.journal.events(10)]
+    assert node.board.unready() is None
+    kinds = [event.kind for event in await node.journal.events(10)]
     assert kinds == ["report-back", "report-failed", "started"]
 
 
@@ -166,10 +166,10 @@ async def test_a_refused_command_is_counted_and_tried_again(node: Any) -> None:
     node.engine.target = 10
     node.engine.apply_trouble = [ValueError("not now")]
     await node.ticks(1)
-    record = node.side.journal.ticks[-1]
+    record = node.journal.ticks[-1]
     assert record.applied.error == "not now"
     assert "It failed: not now." in record.sentence
-    assert node.side.board.failed_applies == 1
+    assert node.board.failed_applies == 1
     await node.ticks(3)
     assert node.engine.target > 10
 
@@ -179,16 +179,24 @@ async def test_a_dead_engine_ends_the_loop_with_an_event(node: Any) -> None:
     node.engine.report_trouble = [EngineGone("killed by signal 9")]
     with pytest.raises(EngineGone):
         await node.loop.run()
-    assert node.side.board.lifecycle is Lifecycle.ENGINE_GONE
-    (event, _) = await node.side.journal.events(10)
+    assert node.board.lifecycle is Lifecycle.ENGINE_GONE
+    (event, _) = await node.journal.events(10)
     assert event.kind == "engine-gone"
     assert "killed by signal 9" in event.sentence
+
+
+async def test_an_engine_that_dies_at_once_is_told_too(node: Any) -> None:
+    node.engine.report_trouble = [EngineGone("out of memory")]
+    with pytest.raises(EngineGone):
+        await node.loop.start()
+    assert node.board.lifecycle is Lifecycle.ENGINE_GONE
+    assert node.board.status().events[0].kind == "engine-gone"
 
 
 async def test_a_sentence_only_when_something_changed(node: Any) -> None:
     await node.loop.start()
     await node.ticks(7)
-    sentences = [record.sentence for record in node.side.journal.ticks]
+    sentences = [record.sentence for record in node.journal.ticks]
     assert sentences[0] is not None
     assert sentences[-1] is None
 
@@ -220,7 +228,7 @@ async def test_ticks_do_not_drift(node: Any) -> None:
     slept = await run_for(node, 4, [0.25, 0.5, 0.125, 0.0])
     assert slept == [0.75, 0.5, 0.875, 1.0]
     assert node.clock.now_s == began + 4
-    assert node.side.board.late_ticks == 0
+    assert node.board.late_ticks == 0
 
 
 async def test_a_slow_engine_leaves_ticks_out_instead_of_piling_them_up(node: Any) -> None:
@@ -229,8 +237,8 @@ async def test_a_slow_engine_leaves_ticks_out_instead_of_piling_them_up(node: An
     slept = await run_for(node, 3, [3.25, 0.0, 0.0])
     assert slept == [0.75, 1.0, 1.0]
     assert node.clock.now_s == began + 6
-    assert node.side.board.late_ticks == 3
-    assert len(node.side.journal.ticks) == 3
+    assert node.board.late_ticks == 3
+    assert len(node.journal.ticks) == 3
 
 
 async def test_cancelling_ends_the_loop(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,15 +255,15 @@ async def test_cancelling_ends_the_loop(node: Any, monkeypatch: pytest.MonkeyPat
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert len(node.side.journal.ticks) == 1
+    assert len(node.journal.ticks) == 1
 
 
 async def test_a_reloaded_policy_counts_from_the_next_tick(node: Any) -> None:
     await node.loop.start()
     await node.ticks(1)
     node.policy_path.write_text("version: 1\nmode: off\n")
-    node.side.operator.reload(actor="SIGHUP")
+    node.operator.reload(actor="SIGHUP")
     await node.ticks(1)
-    record = node.side.journal.ticks[-1]
+    record = node.journal.ticks[-1]
     assert record.decision.policy_generation == 2
     assert set(last_reasons(node).values()) == {Reason.OFF}

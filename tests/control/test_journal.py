@@ -77,7 +77,7 @@ async def record(node: Any) -> TickRecord:
     await node.loop.start()
     node.engine.target = 10
     await node.ticks(1)
-    return node.side.journal.ticks[0]  # type: ignore[no-any-return]
+    return node.journal.ticks[0]  # type: ignore[no-any-return]
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ async def test_a_recorded_snapshot_is_decided_the_same_again(
 ) -> None:
     disk.writer.write([record])
     ((text,),) = disk.rows("SELECT snapshot FROM ticks")
-    policy = node.side.source.active.value
+    policy = node.source.active.value
     again, _ = decide(policy, SNAPSHOT_JSON.validate_json(text), Memory())
     assert again == record.decision
     other, _ = decide(Policy(version=1, mode="off"), SNAPSHOT_JSON.validate_json(text), Memory())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hisparsed.control.metric_table import METRICS
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 def samples(node: Any) -> dict[tuple[str, tuple[str, ...]], float]:
     """By name and label values, the labels in alphabetic order."""
-    text = node.side.metrics.page().decode()
+    text = generate_latest(node.metrics.registry).decode()
     return {
         (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -85,8 +86,8 @@ def test_the_page_works_before_the_first_report(node: Any) -> None:
 async def test_rejected_policies_and_freezes_show(node: Any) -> None:
     await node.loop.start()
     node.policy_path.write_text("nonsense")
-    node.side.operator.reload(actor="ann")
-    node.side.operator.freeze([Lever.SPLIT], actor="ann")
+    node.operator.reload(actor="ann")
+    node.operator.freeze([Lever.SPLIT], actor="ann")
     await node.ticks(1)
     seen = samples(node)
     assert seen["hisparsed_policy_reload_failures_total", ()] == 1
@@ -104,7 +105,7 @@ async def test_every_metric_has_samples_and_stands_in_the_document(node: Any) ->
     assert missing == set()
     document = (ROOT / "docs" / "metrics.md").read_text()
     assert document == metrics_document()
-    for family in node.side.metrics.registry.collect():
+    for family in node.metrics.registry.collect():
         suffix = "_total" if family.type == "counter" else ""
         assert f"| `{family.name}{suffix}` | {family.type} |" in document
 

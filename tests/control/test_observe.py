@@ -51,7 +51,7 @@ async def test_the_snapshot_of_a_report(node: Any) -> None:
 
 async def test_an_impossible_geometry_names_the_field(node: Any) -> None:
     report = await node.engine.report()
-    with pytest.raises(ValueError, match="geometry.topk is 0"):
+    with pytest.raises(ValueError, match=r"geometry\.topk is 0"):
         geometry_of(report.geometry.model_copy(update={"topk": 0}))
 
 

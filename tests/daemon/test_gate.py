@@ -123,9 +123,7 @@ async def test_an_application_error_does_not_leak_an_open_request() -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("engine gone")
 
-    gate = Gate(
-        broken, clock=lambda: 0.0, waiting_calls=lambda: 0, metrics_page=lambda: b""
-    )
+    gate = Gate(broken, clock=lambda: 0.0, waiting_calls=lambda: 0, metrics_page=lambda: b"")
     transport = httpx.ASGITransport(app=gate, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         assert (await client.post("/v1/completions", json={})).status_code == 500

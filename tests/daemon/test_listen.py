@@ -30,11 +30,11 @@ def test_a_state_folder_under_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_daemons_cannot_share_a_state_folder(tmp_path: Path) -> None:
-    with state_lock(tmp_path):
-        with (
-            pytest.raises(UserError, match=r"belongs to a running daemon \(pid \d+\)"),
-            state_lock(tmp_path),
-        ):
-            pass
+    with (
+        state_lock(tmp_path),
+        pytest.raises(UserError, match=r"belongs to a running daemon \(pid \d+\)"),
+        state_lock(tmp_path),
+    ):
+        pass
     with state_lock(tmp_path):
         pass

@@ -57,9 +57,7 @@ class HiSparseTransfers:
                 self._restored.append(transfer.transfer_id)
             else:
                 self._in_flight.append((self._step + self._lag, transfer))
-        self._mirrors = [
-            mirror for mirrors in metadata.row_mirrors.values() for mirror in mirrors
-        ]
+        self._mirrors = [mirror for mirrors in metadata.row_mirrors.values() for mirror in mirrors]
 
     def after_forward(self) -> HiSparseConnectorWorkerMetadata | None:
         self.mirrored_bytes += self._store.mirror_rows(self._mirrors)

@@ -56,7 +56,9 @@ def _normalise(hidden: torch.Tensor) -> torch.Tensor:
     return torch.clamp(scaled, -_INT8_MAX, _INT8_MAX).float()
 
 
-def index_scores(query: torch.Tensor, head_weight: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def index_scores(
+    query: torch.Tensor, head_weight: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor:
     """Indexer scores before the key scale: ``sum_h w_h relu(q_h . k)``.
 
     ``query`` ``[T, heads, INDEX_DIM]``, ``head_weight`` ``[T, heads]``, ``keys``
@@ -77,9 +79,7 @@ class ReferenceModel:
         self.geometry = geometry
         self.weights = weights
 
-    def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, kv: KVAccess
-    ) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, kv: KVAccess) -> torch.Tensor:
         """Residual stream after the last layer, ``[T, hidden]``.
 
         ``tokens`` and ``positions`` are int64 ``[T]``; rows of all tokens are written

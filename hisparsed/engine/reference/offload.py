@@ -83,9 +83,7 @@ class LentChunkWorker(OffloadingWorker):  # type: ignore[misc]
             page = pages[:, group * page_bytes : (group + 1) * page_bytes]
             view[index] = page.reshape(len(slab_blocks), self._store.block_size, INDEX_ROW_BYTES)
 
-    def _by_slot(
-        self, chunk_ids: Sequence[int]
-    ) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
+    def _by_slot(self, chunk_ids: Sequence[int]) -> list[tuple[torch.Tensor, int, torch.Tensor]]:
         """Chunks grouped by slot: (positions in the list, slot, host blocks)."""
         groups: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for index, chunk_id in enumerate(chunk_ids):

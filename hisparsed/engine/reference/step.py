@@ -177,7 +177,9 @@ class StepKV:
         if on_host.numel():
             source = self.tables.source[segment.row, on_host].long()
             if bool((source <= 0).any()):
-                raise RuntimeError(f"{segment.request_id}: a page is neither resident nor on the host")
+                raise RuntimeError(
+                    f"{segment.request_id}: a page is neither resident nor on the host"
+                )
             host = (source.unsqueeze(1) * block_size + offsets).view(-1)
             target = (on_host.unsqueeze(1) * block_size + offsets).view(-1)
             staged[target] = self.store.host_rows[layer][host]

@@ -99,7 +99,8 @@ class KVStore:
 
     def slab_rows_of(self, layer: int, block: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
         """Slab row numbers (int64) of (block, offset) pairs of ``layer``."""
-        return block * self.block_rows + offset + self.layer_base[layer]
+        rows: torch.Tensor = block * self.block_rows + offset + self.layer_base[layer]
+        return rows
 
     def copy_host_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy whole host blocks ``(source, destination)`` over all layers."""
@@ -109,9 +110,7 @@ class KVStore:
             ):
                 destination_slice.copy_(source_slice)
 
-    def copy_page(
-        self, host_block: int, resident_blocks: Sequence[int], *, restore: bool
-    ) -> None:
+    def copy_page(self, host_block: int, resident_blocks: Sequence[int], *, restore: bool) -> None:
         """Copy one page of all layers, slab to host, or host to slab when ``restore``."""
         start = host_block * self.block_size
         for group, block in enumerate(resident_blocks):

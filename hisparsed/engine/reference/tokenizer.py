@@ -36,7 +36,7 @@ def _write_atomically(path: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
-    os.replace(name, path)
+    Path(name).replace(path)
 
 
 def write_model_folder(folder: Path, model_config: Mapping[str, object]) -> Path:

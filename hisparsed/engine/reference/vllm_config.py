@@ -21,6 +21,8 @@ SCHEDULER = "hisparsed.engine.scheduler.HisparsedScheduler"
 class ReferenceVllmConfig(VllmConfig):  # type: ignore[misc]
     """A ``VllmConfig`` whose platform check does not see HiSparse. Pickles by reference."""
 
+    kv_transfer_config: Any
+
     def __post_init__(self) -> None:
         hisparse = self.attention_config.hisparse_config
         transfer = self.kv_transfer_config
