@@ -15,7 +15,7 @@ setup(
             "hisparsed.kernels._cpp",
             sources=sorted(str(path) for path in SOURCES.glob("*.cpp")),
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),
-            extra_compile_args=["-std=c++17", "-O3", "-pthread"],
+            extra_compile_args=["-std=c++17", "-O3", "-g0", "-pthread"],
             extra_link_args=["-pthread"],
             language="c++",
             optional=True,

@@ -9,17 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from hisparsed.kernels.api import Backend, ResolverState, RowLayout, gather, reset, set_capacity
+from hisparsed.kernels.api import Backend, RowLayout, gather, reset, set_capacity
 from hisparsed.kernels.bench_work import (
     BLOCK,
-    CONTEXT,
     Case,
     Inputs,
+    Seconds,
     best_of,
     make_inputs,
     miss_ratio,
@@ -39,6 +40,7 @@ CASES = (
     Case(k=2048, capacity=8192, q=1, requests=8),
     Case(k=64, capacity=320, q=1, requests=8),
 )
+BACKENDS: tuple[Backend, ...] = ("torch", "cpp")
 _NEVER = 2**30
 """A sample period that no step reaches."""
 
@@ -55,17 +57,16 @@ def main() -> None:
 
 def measure(steps: int, repeats: int) -> dict[str, Any]:
     """All figures; ``steps`` is a multiple of 16, the period of the sampling."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for case in CASES:
         inputs = make_inputs(case, steps, seed=1)
-        for backend in ("torch", "cpp"):
-            rows.append(_resolve_row(case, inputs, backend, repeats))
+        rows += [_resolve_row(case, inputs, backend, repeats) for backend in BACKENDS]
         if case.q == case.requests == 1:
-            rows.append(_numba_row(case, inputs, repeats))
+            rows += _numba_row(case, inputs, repeats)
     reference = {row["backend"]: row for row in rows if _is_reference(row)}
     torch_us, cpp_us = (reference[name]["us_per_request"] for name in ("torch", "cpp"))
     return {
-        "rows": [row for row in rows if row["us_per_request"] is not None],
+        "rows": rows,
         "cpp_over_torch": torch_us / cpp_us,
         "octile_overhead": _octile_overhead(steps, repeats),
         **_gather_figures(repeats),
@@ -78,19 +79,19 @@ def _is_reference(row: dict[str, Any]) -> bool:
     return all(row[name] == getattr(REFERENCE, name) for name in ("k", "capacity", "q", "requests"))
 
 
-def _row(case: Case, backend: str, seconds: float | None, ratio: float) -> dict[str, Any]:
+def _row(case: Case, backend: str, seconds: float, ratio: float) -> dict[str, Any]:
     return {
         "backend": backend,
         "k": case.k,
         "capacity": case.capacity,
         "q": case.q,
         "requests": case.requests,
-        "us_per_request": None if seconds is None else seconds / case.requests * 1e6,
+        "us_per_request": seconds / case.requests * 1e6,
         "miss_ratio": ratio,
     }
 
 
-def _warm(seconds: np.ndarray) -> float:
+def _warm(seconds: Seconds) -> float:
     """Mean of the second half of the steps: the cold fill is not what a node lives on."""
     return float(seconds[len(seconds) // 2 :].mean())
 
@@ -102,48 +103,13 @@ def _resolve_row(case: Case, inputs: Inputs, backend: Backend, repeats: int) -> 
     )
 
 
-def _numba_row(case: Case, inputs: Inputs, repeats: int) -> dict[str, Any]:
+def _numba_row(case: Case, inputs: Inputs, repeats: int) -> list[dict[str, Any]]:
     try:
-        from hisparsed.kernels.bench_numba import resolve_request
+        from hisparsed.kernels import bench_numba
     except ImportError:
-        return _row(case, "numba", None, 0.0)
-    times = []
-    loads = 0
-    for _ in range(repeats):
-        state = ResolverState.create(1, case.capacity, CONTEXT)
-        slots = [a[0].numpy() for a in (state.slot_pos, state.slot_stamp, state.pos_slot)]
-        outputs = [np.zeros(case.k, kind) for kind in (np.int64, np.int64, np.bool_)]
-        swaps = [np.zeros(case.k, np.int64) for _ in range(2)]
-        bitmap = np.zeros(CONTEXT // 64, np.uint64)
-        source, hot = inputs.source[0].numpy(), inputs.hot[0].numpy()
-        geometry = inputs.geometry
-        seconds = []
-        loads = 0
-        for now, topk in enumerate(inputs.steps, start=1):
-            row = topk[0].numpy()
-            found: list[int] = []
-            seconds.append(
-                timed(
-                    lambda row=row, now=now, found=found: found.append(
-                        resolve_request(
-                            row,
-                            source,
-                            hot,
-                            BLOCK,
-                            geometry.attention_block_stride,
-                            geometry.host_rows,
-                            *slots,
-                            now,
-                            bitmap,
-                            *outputs,
-                            *swaps,
-                        )
-                    )
-                )
-            )
-            loads += found[0]
-        times.append(seconds)
-    return _row(case, "numba", _warm(np.min(times, axis=0)), loads / (case.k * len(inputs.steps)))
+        return []
+    runs = [bench_numba.run_steps(case, inputs) for _ in range(repeats)]
+    return [_row(case, "numba", _warm(np.min([run[0] for run in runs], axis=0)), runs[0][1])]
 
 
 def _octile_overhead(steps: int, repeats: int) -> float:
@@ -184,14 +150,10 @@ def _gather_figures(repeats: int) -> dict[str, float]:
 
     tries = 6 * repeats
     moved = rows * LAYERS * ROW_BYTES
-    seconds = {
-        name: best_of(
-            tries, lambda name=name: gather(host, slab, layout, *swaps, counts, backend=name)
-        )
-        for name in ("torch", "cpp")
-    }
+    call = partial(gather, host, slab, layout, swaps[0], swaps[1], counts)
+    seconds = {name: best_of(tries, partial(call, backend=name)) for name in BACKENDS}
     by_index = best_of(tries, row_copies)
-    whole = best_of(tries, lambda: np.copyto(packed.reshape(-1), host.numpy()[:moved]))
+    whole = best_of(tries, partial(np.copyto, packed.reshape(-1), host.numpy()[:moved]))
     return {
         "gather_gb_per_s": moved / seconds["cpp"] / 1e9,
         "gather_torch_gb_per_s": moved / seconds["torch"] / 1e9,
@@ -205,12 +167,12 @@ def _capacity_figures(repeats: int) -> dict[str, float]:
     """Microseconds to halve and to restore the capacity of a full state row, moves not copied."""
     inputs = make_inputs(REFERENCE, 16, seed=4)
     half = REFERENCE.capacity // 2
-    shrinks, grows = [], []
+    shrinks, grows, resets = [], [], []
     for _ in range(repeats):
-        _, state, _ = run_steps(REFERENCE, inputs, "cpp", sample_period=16)
-        shrinks.append(timed(lambda state=state: set_capacity(state, 0, half)))
-        grows.append(timed(lambda state=state: set_capacity(state, 0, REFERENCE.capacity)))
-    resets = [timed(lambda: reset(state, 0, capacity=half)) for _ in range(repeats)]
+        _, state = run_steps(REFERENCE, inputs, "cpp", sample_period=16)
+        shrinks.append(timed(partial(set_capacity, state, 0, half)))
+        grows.append(timed(partial(set_capacity, state, 0, REFERENCE.capacity)))
+        resets.append(timed(partial(reset, state, 0, capacity=half)))
     return {
         "shrink_us": min(shrinks) * 1e6,
         "grow_us": min(grows) * 1e6,

@@ -6,15 +6,60 @@ slightly less than what it is compared with. Needs numba, which the package does
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numba
 import numpy as np
 
+from hisparsed.kernels.bench_work import BLOCK, CONTEXT, Case, Inputs, Seconds, timed
+from hisparsed.kernels.state import ResolverState
 
-@numba.njit(cache=False)
-def resolve_request(
-    topk, source, hot, block_size, stride, host_rows, slot_pos, slot_stamp, pos_slot, now,
-    bitmap, physical, attention, miss, swap_host, swap_physical,
-):  # fmt: skip
+
+def run_steps(case: Case, inputs: Inputs) -> tuple[Seconds, float]:
+    """Seconds of every step of a single request on a fresh state, and the miss ratio."""
+    state = ResolverState.create(1, case.capacity, CONTEXT)
+    slots = [array[0].numpy() for array in (state.slot_pos, state.slot_stamp, state.pos_slot)]
+    outputs = [np.zeros(case.k, kind) for kind in (np.int64, np.int64, np.bool_)]
+    swaps = [np.zeros(case.k, np.int64) for _ in range(2)]
+    bitmap = np.zeros(CONTEXT // 64, np.uint64)
+    addresses = (
+        inputs.source[0].numpy(),
+        inputs.hot[0].numpy(),
+        BLOCK,
+        inputs.geometry.attention_block_stride,
+        inputs.geometry.host_rows,
+    )
+    loads = 0
+
+    def step(topk: Any, now: int) -> None:
+        nonlocal loads
+        loads += _resolve_request(topk, *addresses, *slots, now, bitmap, *outputs, *swaps)
+
+    rows = [topk[0].numpy() for topk in inputs.steps]
+    seconds = [timed(partial(step, row, now)) for now, row in enumerate(rows, start=1)]
+    return np.array(seconds), loads / (case.k * len(rows))
+
+
+@numba.njit(cache=False)  # type: ignore[untyped-decorator]
+def _resolve_request(
+    topk: Any,
+    source: Any,
+    hot: Any,
+    block_size: int,
+    stride: int,
+    host_rows: int,
+    slot_pos: Any,
+    slot_stamp: Any,
+    pos_slot: Any,
+    now: int,
+    bitmap: Any,
+    physical: Any,
+    attention: Any,
+    miss: Any,
+    swap_host: Any,
+    swap_physical: Any,
+) -> int:
     """One row of top-k positions; returns the number of loads. All arrays are numpy views."""
     hits = 0
     missing = 0

@@ -62,6 +62,7 @@ class Board:
         self.lifecycle = Lifecycle.STARTING
         self.failed_reports = 0
         self.failed_applies = 0
+        self.failed_ticks = 0
         self.late_ticks = 0
         self._source = source
         self._overrides = overrides
@@ -128,6 +129,7 @@ class Board:
                 last_tick_s=last.tick_s if last else 0.0,
                 late_ticks=self.late_ticks,
                 failed_applies=self.failed_applies,
+                failed_ticks=self.failed_ticks,
             ),
             journal=JournalStatus(
                 writing=health.error is None,

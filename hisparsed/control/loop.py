@@ -73,6 +73,7 @@ class ControlLoop:
         self._report: EngineReport | None = None
         self._reported_at_s = 0.0
         self._report_failing = False
+        self._tick_failing = False
         self._admission: Admission | None = None
         self._unconfirmed: tuple[int, Applied] | None = None
         self._previous: Decision | None = None
@@ -119,11 +120,11 @@ class ControlLoop:
         self._announcer.event(EventKind.STARTED, sentence)
 
     async def run(self) -> None:
-        """Tick until cancelled. Raises ``EngineGone`` when the engine has died."""
+        """Tick until cancelled. Raises ``EngineGone`` when the engine has died, nothing else."""
         due_s = self._clock()
         late_before = False
         while True:
-            await self.tick()
+            await self._safe_tick()
             period_s = self._source.active.value.tick
             now_s, due_s = self._clock(), due_s + period_s
             left_out = math.ceil((now_s - due_s) / period_s) if now_s > due_s else 0
@@ -137,6 +138,25 @@ class ControlLoop:
                     )
             late_before = left_out > 0
             await self._sleep(due_s - now_s)
+
+    async def _safe_tick(self) -> None:
+        """A mistake in deciding must not take the requests down: the levers stay, it goes on."""
+        try:
+            await self.tick()
+        except EngineGone:
+            raise
+        except Exception as error:
+            self._board.failed_ticks += 1
+            if not self._tick_failing:
+                log.exception("Tick %d failed.", self._tick)
+                self._announcer.event(
+                    EventKind.TICK_FAILED,
+                    f"Tick {self._tick} failed ({type(error).__name__}: {error}); the node goes on "
+                    "and tries again. This is a mistake in the daemon: please report it.",
+                )
+            self._tick_failing = True
+        else:
+            self._tick_failing = False
 
     async def tick(self) -> None:
         """One cycle. Raises ``EngineGone``."""

@@ -320,6 +320,12 @@ METRICS: tuple[Metric, ...] = (
         is_counter=True,
     ),
     Metric(
+        "hisparsed_failed_ticks_total",
+        "Ticks that a mistake of the daemon ended early.",
+        lambda s: [((), s.loop.failed_ticks)],
+        is_counter=True,
+    ),
+    Metric(
         "hisparsed_late_ticks_total",
         "Ticks left out because an earlier one took too long.",
         lambda s: [((), s.loop.late_ticks)],

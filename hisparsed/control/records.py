@@ -81,6 +81,7 @@ class EventKind(StrEnum):
     MODE_SET = "mode-set"
     REPORT_FAILED = "report-failed"
     REPORT_BACK = "report-back"
+    TICK_FAILED = "tick-failed"
     ENGINE_GONE = "engine-gone"
     STOPPED = "stopped"
 

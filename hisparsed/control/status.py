@@ -170,6 +170,8 @@ class LoopStatus(_Part):
     late_ticks: int
     """Ticks left out because an earlier one took too long."""
     failed_applies: int
+    failed_ticks: int
+    """Ticks that a mistake of the daemon ended early."""
 
 
 class JournalStatus(_Part):

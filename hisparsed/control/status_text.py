@@ -51,6 +51,8 @@ def _observed(observed: Observed, status: Status) -> Iterator[str]:
         f"failed; tick {loop.tick} took {format_duration(round(loop.last_tick_s, 3))}, "
         f"{loop.late_ticks} left out"
     )
+    if loop.failed_applies or loop.failed_ticks:
+        yield f"  TROUBLE  {loop.failed_applies} commands refused, {loop.failed_ticks} ticks failed"
     yield from _pools(observed.pools)
     requests = observed.requests
     yield (

@@ -21,7 +21,7 @@ class DemoSettings:
     concurrency: int = 24
     max_num_seqs: int = 8
     max_model_len: int = 4224
-    gpu_blocks: int = 1400
+    gpu_blocks: int = 1500
     host_budget: str = "44MiB"
     max_num_batched_tokens: int = 384
     seed: int = 0
@@ -85,7 +85,7 @@ def policy_document(mode: str) -> str:
                 "window_grow": "8s",
                 "pcie_budget": "1GiB",
             },
-            "admission": {"engage_at": "70%", "release_at": "50%", "ageing": "12s"},
+            "admission": {"engage_at": "70%", "release_at": "50%", "ageing": "25s"},
         },
         sort_keys=False,
     )

@@ -5,6 +5,7 @@
 #include "select.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <vector>
 
@@ -29,6 +30,12 @@ struct BlockSize {
     int32_t block(int32_t row) const { return shift >= 0 ? row >> shift : row / size; }
 };
 
+// The same samples as ghosts.py: one hashed place in every group of `every` positions.
+bool is_ghost(int32_t position, uint32_t every) {
+    const uint32_t group = static_cast<uint32_t>(position) >> __builtin_ctz(every);
+    return ((group * 0x9E3779B1u >> 16 ^ static_cast<uint32_t>(position)) & (every - 1)) == 0;
+}
+
 struct Run {
     int64_t request, state, first_row, rows;
     std::vector<int32_t> spills;  // positions, ascending
@@ -41,6 +48,8 @@ Workspace &workspace() {
     return work;
 }
 
+// `Index` is the type of the attention indices.
+template <typename Index>
 class Resolver {
 public:
     Resolver(const ResolverArrays &state, const ResolveStep &step)
@@ -66,28 +75,17 @@ private:
 
     void write(int64_t cell, Place place) const {
         step_.physical_rows[cell] = place.block * step_.block_size + place.offset;
-        const int64_t index = place.block * step_.attention_block_stride + place.offset;
-        if (step_.index_bytes == 4)
-            static_cast<int32_t *>(step_.attention_indices)[cell] = static_cast<int32_t>(index);
-        else
-            static_cast<int64_t *>(step_.attention_indices)[cell] = index;
+        static_cast<Index *>(step_.attention_indices)[cell] =
+            static_cast<Index>(place.block * step_.attention_block_stride + place.offset);
     }
     void write_nowhere(int64_t cell) const {
         step_.physical_rows[cell] = -1;
-        if (step_.index_bytes == 4)
-            static_cast<int32_t *>(step_.attention_indices)[cell] = -1;
-        else
-            static_cast<int64_t *>(step_.attention_indices)[cell] = -1;
+        static_cast<Index *>(step_.attention_indices)[cell] = -1;
         step_.miss_mask[cell] = 0;
     }
     Place hot_place(const int32_t *hot, int32_t slot) const {
         const int32_t index = size_.block(slot);
         return {hot[index], slot - index * size_.size};
-    }
-    bool is_ghost(int32_t position) const {
-        const uint32_t every = static_cast<uint32_t>(state_.ghost_every);
-        const uint32_t group = static_cast<uint32_t>(position) / every;
-        return ((group * 0x9E3779B1u >> 16 ^ static_cast<uint32_t>(position)) & (every - 1)) == 0;
     }
     int32_t *slots_of(int32_t *array, int64_t row) const {
         return array + row * state_.max_capacity;
@@ -98,7 +96,8 @@ private:
     BlockSize size_;
 };
 
-int32_t Resolver::find_runs(int64_t figures[4]) {
+template <typename Index>
+int32_t Resolver<Index>::find_runs(int64_t figures[4]) {
     int64_t previous = -1;
     for (int64_t row = 0; row < step_.rows; ++row) {
         const int64_t request = step_.request_ids[row];
@@ -137,7 +136,8 @@ int32_t Resolver::find_runs(int64_t figures[4]) {
     return kDone;
 }
 
-int64_t Resolver::host_row(const int32_t *source, int32_t position) const {
+template <typename Index>
+int64_t Resolver<Index>::host_row(const int32_t *source, int32_t position) const {
     const int32_t page = size_.block(position);
     if (page >= step_.source.width || source[page] <= 0) return -1;
     const int64_t row =
@@ -146,7 +146,8 @@ int64_t Resolver::host_row(const int32_t *source, int32_t position) const {
 }
 
 // A capacity that the hot table does not cover would address blocks of other requests.
-bool Resolver::open_step(Run &run, int32_t capacity) const {
+template <typename Index>
+bool Resolver<Index>::open_step(Run &run, int32_t capacity) const {
     const int32_t *hot = step_.hot.blocks + run.request * step_.hot.stride;
     const int64_t needed = (capacity + step_.block_size - 1) / step_.block_size;
     int64_t leased = 0;
@@ -158,7 +159,8 @@ bool Resolver::open_step(Run &run, int32_t capacity) const {
     return false;
 }
 
-void Resolver::resolve_run(Run &run) const {
+template <typename Index>
+void Resolver<Index>::resolve_run(Run &run) const {
     Workspace &work = workspace();
     const size_t words = static_cast<size_t>(state_.max_positions + 63) / 64;
     if (work.missed.size() < words) {
@@ -180,8 +182,11 @@ void Resolver::resolve_run(Run &run) const {
 }
 
 // One pass over the cells: resident rows and hits are answered, misses are marked. Each hit is
-// stamped when it is first met, which is also how the union of the rows is formed.
-void Resolver::classify(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const {
+// stamped when it is first met, which is also how the union of the rows is formed. Everything
+// the loop reads is a local: its stores could otherwise change the fields it would read again.
+template <typename Index>
+void Resolver<Index>::classify(Run &run, Workspace &work, const Tables &tables,
+                               int64_t totals[]) const {
     int32_t *stamps = slots_of(state_.slot_stamp, run.state);
     const int16_t *pos_slot = state_.pos_slot + run.state * state_.max_positions;
     const int32_t capacity = state_.capacity[run.state];
@@ -191,53 +196,76 @@ void Resolver::classify(Run &run, Workspace &work, const Tables &tables, int64_t
     OctileKeys octiles{};
     bool opened = false;
 
-    for (int64_t row = run.first_row; row < run.first_row + run.rows; ++row) {
+    const BlockSize size = size_;
+    const int64_t topk = step_.topk, stride = step_.attention_block_stride;
+    const int64_t source_pages = step_.source.width, resident_pages = step_.resident.width;
+    const int64_t max_positions = state_.max_positions, host_rows = step_.host_rows;
+    const Tables table = tables;
+    const uint32_t every = static_cast<uint32_t>(state_.ghost_every);
+    uint64_t *missed = work.missed.data(), *summary = work.summary.data();
+    int64_t references = 0, resident = 0, hits = 0;
+
+    for (int64_t row = 0; row < run.rows; ++row) {
+        const int64_t first = (run.first_row + row) * topk;
+        const int32_t *positions = step_.positions + first;
+        int64_t *physical_rows = step_.physical_rows + first;
+        Index *indices = static_cast<Index *>(step_.attention_indices) + first;
+        std::memset(step_.miss_mask + first, 0, topk);
         int32_t valid = 0;
-        for (int64_t cell = row * step_.topk; cell < (row + 1) * step_.topk; ++cell) {
-            const int32_t position = step_.positions[cell];
-            write_nowhere(cell);
+        for (int64_t k = 0; k < topk; ++k) {
+            const int32_t position = positions[k];
+            physical_rows[k] = -1;
+            indices[k] = -1;
             if (position < 0) continue;
-            const int32_t page = size_.block(position);
-            if (page < step_.resident.width && tables.resident[page] > 0) {
-                write(cell, {tables.resident[page], position - page * size_.size});
-                ++valid, ++totals[kReferences], ++totals[kResident];
-                continue;
+            const int32_t page = size.block(position);
+            int64_t block = page < resident_pages ? table.resident[page] : 0;
+            int64_t offset = position - static_cast<int64_t>(page) * size.size;
+            if (block > 0) {
+                ++references, ++resident;
+            } else {
+                const int64_t source = page < source_pages ? table.source[page] : 0;
+                if (source <= 0 || source * size.size + offset >= host_rows ||
+                    position >= max_positions)
+                    continue;
+                if (!opened) {
+                    if (!open_step(run, capacity)) return;
+                    if (due)
+                        octiles = octile_keys(stamps, slots_of(state_.slot_pos, run.state),
+                                              capacity, work);
+                    opened = true;
+                }
+                ++references;
+                const int32_t slot = pos_slot[position];
+                if (slot < 0) {
+                    work.miss_cells.push_back(static_cast<int32_t>(row * topk + k));
+                    missed[position / 64] |= 1ull << (position % 64);
+                    summary[position / 4096] |= 1ull << (position / 64 % 64);
+                    continue;
+                }
+                if (stamps[slot] != now) {
+                    ++hits;
+                    if (due) ++octile[octiles.octile(stamps[slot], position)];
+                    stamps[slot] = now;
+                    if (is_ghost(position, every)) work.ghosts.push_back(position);
+                }
+                const int32_t index = size.block(slot);
+                block = table.hot[index];
+                offset = slot - static_cast<int64_t>(index) * size.size;
             }
-            if (position >= state_.max_positions || host_row(tables.source, position) < 0) continue;
-            if (!opened) {
-                if (!open_step(run, capacity)) return;
-                if (due)
-                    octiles = octile_keys(stamps, slots_of(state_.slot_pos, run.state), capacity,
-                                          work);
-                opened = true;
-            }
-            ++totals[kReferences];
-            const int32_t slot = pos_slot[position];
-            if (slot < 0) {
-                work.miss_cells.push_back(static_cast<int32_t>(cell - run.first_row * step_.topk));
-                work.missed[position / 64] |= 1ull << (position % 64);
-                work.summary[position / 4096] |= 1ull << (position / 64 % 64);
-                continue;
-            }
-            write(cell, hot_place(tables.hot, slot));
+            physical_rows[k] = block * size.size + offset;
+            indices[k] = static_cast<Index>(block * stride + offset);
             ++valid;
-            if (stamps[slot] == now) continue;
-            ++totals[kHits];
-            if (due) {
-                const uint64_t key = slot_key(stamps[slot], position);
-                int depth = 0;
-                for (uint64_t threshold : octiles.key) depth += key < threshold;
-                ++octile[depth];
-            }
-            stamps[slot] = now;
-            if (is_ghost(position)) work.ghosts.push_back(position);
         }
-        step_.valid_counts[row] = valid;
+        step_.valid_counts[run.first_row + row] = valid;
     }
+    totals[kReferences] = references;
+    totals[kResident] = resident;
+    totals[kHits] = hits;
 }
 
 // The bitmap gives the distinct misses in ascending order and is cleared on the way.
-void Resolver::collect_misses(Workspace &work) const {
+template <typename Index>
+void Resolver<Index>::collect_misses(Workspace &work) const {
     work.misses.clear();
     for (size_t part = 0; part < work.summary.size(); ++part) {
         for (uint64_t words = work.summary[part]; words != 0; words &= words - 1) {
@@ -250,7 +278,8 @@ void Resolver::collect_misses(Workspace &work) const {
     }
 }
 
-void Resolver::plan(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const {
+template <typename Index>
+void Resolver<Index>::plan(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const {
     int32_t *stamps = slots_of(state_.slot_stamp, run.state);
     int32_t *positions = slots_of(state_.slot_pos, run.state);
     int16_t *pos_slot = state_.pos_slot + run.state * state_.max_positions;
@@ -262,7 +291,8 @@ void Resolver::plan(Run &run, Workspace &work, const Tables &tables, int64_t tot
     const int32_t missing = static_cast<int32_t>(work.misses.size());
     if (due) state_.octile_misses[run.state] += missing;
     for (int32_t position : work.misses)
-        if (is_ghost(position)) work.ghosts.push_back(position);
+        if (is_ghost(position, static_cast<uint32_t>(state_.ghost_every)))
+            work.ghosts.push_back(position);
     count_ghosts(run, work, due);
 
     const int32_t take = std::min(missing, capacity - static_cast<int32_t>(totals[kHits]));
@@ -291,7 +321,8 @@ void Resolver::plan(Run &run, Workspace &work, const Tables &tables, int64_t tot
     write_swap_counts(run, take);
 }
 
-void Resolver::count_ghosts(const Run &run, Workspace &work, bool due) const {
+template <typename Index>
+void Resolver<Index>::count_ghosts(const Run &run, Workspace &work, bool due) const {
     int32_t *stamps = state_.ghost_stamp + run.state * state_.ghosts;
     int64_t *bins = state_.ghost + run.state * (kGhostBins + 1);
     const int32_t now = state_.step[run.state];
@@ -310,7 +341,8 @@ void Resolver::count_ghosts(const Run &run, Workspace &work, bool due) const {
     for (int32_t position : work.ghosts) stamps[position / state_.ghost_every] = now;
 }
 
-void Resolver::write_swap_counts(const Run &run, int64_t total) const {
+template <typename Index>
+void Resolver<Index>::write_swap_counts(const Run &run, int64_t total) const {
     for (int64_t row = run.first_row; row < run.first_row + run.rows; ++row) {
         const int64_t here = std::min(total, step_.topk);
         step_.swap_counts[row] = static_cast<int32_t>(here);
@@ -318,7 +350,8 @@ void Resolver::write_swap_counts(const Run &run, int64_t total) const {
     }
 }
 
-void Resolver::deal_scratch() {
+template <typename Index>
+void Resolver<Index>::deal_scratch() {
     int64_t usable = 0;
     while (usable < step_.scratch_blocks && step_.scratch[usable] > 0) ++usable;
     usable *= step_.block_size;
@@ -360,31 +393,37 @@ void Resolver::deal_scratch() {
     }
 }
 
+template <typename Index>
+int32_t resolve(const ResolverArrays &state, ResolveStep &step) {
+    Resolver<Index> resolver(state, step);
+    if (const int32_t outcome = resolver.find_runs(step.error_figures)) return outcome;
+    auto &runs = resolver.runs;
+    const bool large = step.rows * step.topk >= kCellsWorthThreads;
+    parallel_for(runs.size(), large ? step.threads : 1, [&](int64_t index) {
+        try {
+            resolver.resolve_run(runs[index]);
+        } catch (const std::bad_alloc &) {
+            runs[index].outcome = kOutOfMemory;
+            workspace() = Workspace{};  // may hold marks of this request
+        }
+    });
+    resolver.deal_scratch();
+    for (const Run &run : runs) {
+        if (run.outcome == kDone) continue;
+        std::copy(run.figures, run.figures + 4, step.error_figures);
+        return run.outcome;
+    }
+    return kDone;
+}
+
 }  // namespace
 }  // namespace hisparsed
 
 extern "C" int32_t hisparsed_abi_version() { return 1; }
 
 extern "C" int32_t hisparsed_resolve(const ResolverArrays *state, ResolveStep *step) try {
-    hisparsed::Resolver resolver(*state, *step);
-    if (const int32_t outcome = resolver.find_runs(step->error_figures)) return outcome;
-    auto &runs = resolver.runs;
-    const bool large = step->rows * step->topk >= hisparsed::kCellsWorthThreads;
-    hisparsed::parallel_for(runs.size(), large ? step->threads : 1, [&](int64_t index) {
-        try {
-            resolver.resolve_run(runs[index]);
-        } catch (const std::bad_alloc &) {
-            runs[index].outcome = kOutOfMemory;
-            hisparsed::workspace() = hisparsed::Workspace{};  // may hold marks of this request
-        }
-    });
-    resolver.deal_scratch();
-    for (const auto &run : runs) {
-        if (run.outcome == kDone) continue;
-        std::copy(run.figures, run.figures + 4, step->error_figures);
-        return run.outcome;
-    }
-    return kDone;
+    return step->index_bytes == 4 ? hisparsed::resolve<int32_t>(*state, *step)
+                                  : hisparsed::resolve<int64_t>(*state, *step);
 } catch (const std::bad_alloc &) {
     return kOutOfMemory;
 }

@@ -28,15 +28,20 @@ int32_t count_equal(const int32_t *values, int64_t count, int32_t wanted) {
     return found;
 }
 
-// Smallest stamp of a held slot; empty ones (0) are left out.
+// Smallest stamp of a held slot: less one, unsigned, an empty slot (0) is the largest of all.
 HISPARSED_CLONES
 int32_t oldest(const int32_t *stamps, int32_t count) {
-    int32_t low = INT_MAX;
+    uint32_t low = UINT_MAX;
     for (int32_t i = 0; i < count; ++i) {
-        const int32_t known = stamps[i] == 0 ? INT_MAX : stamps[i];
+        const uint32_t known = static_cast<uint32_t>(stamps[i]) - 1;
         low = known < low ? known : low;
     }
-    return low;
+    return static_cast<int32_t>(low + 1);
+}
+
+HISPARSED_CLONES
+void flag_up_to(const int32_t *values, int32_t count, int32_t limit, uint8_t *flags) {
+    for (int32_t i = 0; i < count; ++i) flags[i] = values[i] <= limit;
 }
 
 HISPARSED_CLONES
@@ -58,6 +63,21 @@ int32_t cut_stamp(const int32_t *stamps, int32_t capacity, int32_t now, int32_t 
             low = middle + 1;
     }
     return low;
+}
+
+// Slots stamped `limit` or less, ascending, at most `most` of them.
+void list_up_to(const int32_t *stamps, int32_t capacity, int32_t limit, size_t most,
+                Workspace &work) {
+    constexpr size_t kFlags = sizeof(uint64_t);
+    work.flags.assign((capacity + kFlags - 1) / kFlags, 0);
+    flag_up_to(stamps, capacity, limit, reinterpret_cast<uint8_t *>(work.flags.data()));
+    work.chosen.clear();
+    for (size_t word = 0; word < work.flags.size() && work.chosen.size() < most; ++word) {
+        if (work.flags[word] == 0) continue;
+        const size_t end = std::min(static_cast<size_t>(capacity), (word + 1) * kFlags);
+        for (size_t slot = word * kFlags; slot < end; ++slot)
+            if (stamps[slot] <= limit) work.chosen.push_back(static_cast<int32_t>(slot));
+    }
 }
 
 // Histograms wider than this would cost more than they save.
@@ -82,24 +102,22 @@ OctileKeys sorted_octile_keys(const int32_t *stamps, const int32_t *positions, i
 void choose_slots(const int32_t *stamps, const int32_t *positions, int32_t capacity, int32_t now,
                   int32_t take, Workspace &work) {
     const int32_t cut = cut_stamp(stamps, capacity, now, take);
-    int32_t cut_position = INT_MAX;
-    if (cut > 0) {
-        const int32_t rest = take - count_up_to(stamps, capacity, cut - 1);
-        work.positions.clear();
-        for (int32_t i = 0; i < capacity; ++i)
-            if (stamps[i] == cut) work.positions.push_back(positions[i]);
-        std::nth_element(work.positions.begin(), work.positions.begin() + (rest - 1),
-                         work.positions.end());
-        cut_position = work.positions[rest - 1];
+    list_up_to(stamps, capacity, cut, cut == 0 ? take : capacity, work);
+    if (work.chosen.size() == static_cast<size_t>(take)) return;
+    if (cut == 0) {
+        work.chosen.resize(take);
+        return;
     }
-    // One more, so that the store below needs no branch.
-    if (work.chosen.size() <= static_cast<size_t>(capacity)) work.chosen.resize(capacity + 1);
-    int32_t *chosen = work.chosen.data();
-    int32_t found = 0;
-    for (int32_t i = 0; i < capacity; ++i) {
-        chosen[found] = i;
-        found += (stamps[i] < cut) | ((stamps[i] == cut) & (positions[i] <= cut_position));
-    }
+    work.positions.clear();
+    for (int32_t slot : work.chosen)
+        if (stamps[slot] == cut) work.positions.push_back(positions[slot]);
+    const size_t rest = take - (work.chosen.size() - work.positions.size());
+    std::nth_element(work.positions.begin(), work.positions.begin() + (rest - 1),
+                     work.positions.end());
+    const int32_t last = work.positions[rest - 1];
+    const auto stays = [&](int32_t slot) { return stamps[slot] == cut && positions[slot] > last; };
+    work.chosen.erase(std::remove_if(work.chosen.begin(), work.chosen.end(), stays),
+                      work.chosen.end());
 }
 
 OctileKeys octile_keys(const int32_t *stamps, const int32_t *positions, int32_t capacity,
@@ -115,18 +133,30 @@ OctileKeys octile_keys(const int32_t *stamps, const int32_t *positions, int32_t 
     work.ages.assign(high - low + 1, 0);
     for (int32_t i = 0; i < capacity; ++i)
         if (stamps[i] != 0) ++work.ages[high - stamps[i]];
-    int32_t younger = 0, age = 0;
+    struct Boundary {
+        int32_t age, within, group;
+    };
+    Boundary boundaries[kOctiles - 1];
+    int32_t younger = 0, age = 0, count = 0, groups = 0;
     for (int i = 1; i < kOctiles; ++i) {
         const int32_t rank = (capacity * i + kOctiles - 1) / kOctiles;
         if (rank < 1 || rank > held) break;
         while (younger + work.ages[age] < rank) younger += work.ages[age++];
-        const int32_t stamp = high - age, within = rank - younger;
-        work.positions.clear();
-        for (int32_t slot = 0; slot < capacity; ++slot)
-            if (stamps[slot] == stamp) work.positions.push_back(positions[slot]);
-        std::nth_element(work.positions.begin(), work.positions.begin() + (within - 1),
-                         work.positions.end(), std::greater<int32_t>());
-        result.key[i - 1] = slot_key(stamp, work.positions[within - 1]);
+        if (count == 0 || boundaries[count - 1].age != age) work.tied[groups++].clear();
+        boundaries[count++] = {age, rank - younger, groups - 1};
+    }
+    std::fill(work.ages.begin(), work.ages.end(), 0);
+    for (int i = 0; i < count; ++i) work.ages[boundaries[i].age] = boundaries[i].group + 1;
+    for (int32_t i = 0; i < capacity; ++i) {
+        if (stamps[i] == 0) continue;
+        if (const int32_t group = work.ages[high - stamps[i]])
+            work.tied[group - 1].push_back(positions[i]);
+    }
+    for (int i = 0; i < count; ++i) {
+        auto &tied = work.tied[boundaries[i].group];
+        const auto last = tied.begin() + (boundaries[i].within - 1);
+        std::nth_element(tied.begin(), last, tied.end(), std::greater<int32_t>());
+        result.key[i] = slot_key(high - boundaries[i].age, *last);
     }
     return result;
 }

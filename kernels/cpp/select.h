@@ -1,6 +1,7 @@
 // Order statistics over the slots of one state row: whom to evict, where octiles begin.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -22,13 +23,8 @@ struct Workspace {
     std::vector<uint64_t> summary;   // one bit a word of `missed`
     std::vector<int32_t> miss_cells, misses, chosen, positions, ages;
     std::vector<int32_t> ghosts;
-    std::vector<uint64_t> keys;
-};
-
-// Keys (stamp, position) at which octiles of stack depth begin: a hit belongs to the octile
-// counted by the thresholds above its key.
-struct OctileKeys {
-    uint64_t key[kOctiles - 1];
+    std::vector<uint64_t> keys, flags;
+    std::array<std::vector<int32_t>, kOctiles - 1> tied;
 };
 
 inline uint64_t slot_key(int32_t stamp, int32_t position) {
@@ -36,7 +32,20 @@ inline uint64_t slot_key(int32_t stamp, int32_t position) {
            static_cast<uint32_t>(position);
 }
 
-// Fills the start of work.chosen with `take` slots below `capacity` that are not stamped `now`, ascending:
+// Keys (stamp, position) of the last slots of the first seven octiles of stack depth; 0 where
+// the octile has no end because fewer slots are held.
+struct OctileKeys {
+    uint64_t key[kOctiles - 1];
+
+    int octile(int32_t stamp, int32_t position) const {
+        const uint64_t own = slot_key(stamp, position);
+        int octile = 0;
+        for (uint64_t last : key) octile += own < last;
+        return octile;
+    }
+};
+
+// Fills work.chosen with `take` slots below `capacity` that are not stamped `now`, ascending:
 // empty ones first (lowest slot), then the smallest (stamp, position). As many must exist.
 void choose_slots(const int32_t *stamps, const int32_t *positions, int32_t capacity, int32_t now,
                   int32_t take, Workspace &work);

@@ -68,6 +68,15 @@ async def test_a_rejected_policy_and_a_stopped_journal_stand_out(node: Any) -> N
     assert "STOPPED: disk is full; 3 records dropped" in page
 
 
+async def test_refused_commands_stand_out(node: Any) -> None:
+    await node.loop.start()
+    await node.ticks(1)
+    assert "TROUBLE" not in status_page(node.board.status())
+    node.engine.target, node.engine.apply_trouble = 10, [ValueError("not now")]
+    await node.ticks(1)
+    assert "TROUBLE  1 commands refused, 0 ticks failed" in status_page(node.board.status())
+
+
 async def test_status_as_json_is_the_document(served: Any) -> None:
     await served.ticks(1)
     result = await command(served, "status", "--json")

@@ -185,6 +185,26 @@ async def test_a_dead_engine_ends_the_loop_with_an_event(node: Any) -> None:
     assert "killed by signal 9" in event.sentence
 
 
+async def test_a_mistake_in_deciding_does_not_end_the_node(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.loop.start()
+
+    def mistake(*_: Any) -> Any:
+        raise ZeroDivisionError("no capacity")
+
+    monkeypatch.setattr("hisparsed.control.loop.decide", mistake)
+    commands = len(node.engine.commands)
+    await run_for(node, 3, [])
+    assert node.board.failed_ticks == 3
+    assert len(node.engine.commands) == commands
+    kinds = [event.kind for event in node.board.status().events]
+    assert kinds == ["tick-failed", "started"]
+    monkeypatch.undo()
+    await node.ticks(1)
+    assert len(node.journal.ticks) == 1
+
+
 async def test_an_engine_that_dies_at_once_is_told_too(node: Any) -> None:
     node.engine.report_trouble = [EngineGone("out of memory")]
     with pytest.raises(EngineGone):

@@ -1,0 +1,46 @@
+"""One real node for the whole folder, and one-off nodes for tests that end theirs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from serve_process import NodeFiles, ServeProcess
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    """A serving reference node, shared: leave it as it was found."""
+    served = ServeProcess(NodeFiles(tmp_path_factory.mktemp("node")))
+    try:
+        yield served.wait_until_ready()
+        assert served.end() == 0, served.log_end()
+        assert not served.session_members()
+        assert not served.files.socket.exists()
+    finally:
+        served.kill()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> NodeFiles:
+    """The documents of a node that is not started."""
+    return NodeFiles(tmp_path / "node")
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[NodeFiles], ServeProcess]]:
+    """Starts daemons that end with the test at the latest."""
+    started: list[ServeProcess] = []
+
+    def begin(files: NodeFiles) -> ServeProcess:
+        started.append(ServeProcess(files))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        one.kill()
