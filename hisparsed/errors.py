@@ -2,4 +2,4 @@
 
 
 class UserError(Exception):
-    """Something a person can put right; the message names the place, the value and what is right."""
+    """Something a person can put right: the message names place, value and what is right."""

@@ -3,6 +3,8 @@
 Exit code 0 after a clean stop, 2 for wrong input, 70 when the engine died.
 """
 
+import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,4 +25,10 @@ def serve(
     loaded = load_node_config(config, memory_bytes=machine_memory_bytes())
     configure_logging(loaded.value.log, terminal=sys.stderr.isatty())
     detected = detect_node_kind(loaded.value, nvidia_gpus)
-    raise typer.Exit(run_node(loaded.value, detected))
+    code = run_node(loaded.value, detected)
+    # Everything is closed. Leaving now skips the interpreter's tear-down, in which extension
+    # modules that vLLM loads print pages of leak reports over the end of the log.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

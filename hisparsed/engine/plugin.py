@@ -1,4 +1,4 @@
-"""vLLM general plugin: adds one control method to the engine core, and nothing else.
+"""vLLM general plugin: one control method for the engine core, which ends with its daemon.
 
 vLLM loads general plugins into every process of every vLLM on the machine, so ``register``
 does nothing unless hisparsed launched the process.
@@ -49,4 +49,7 @@ def register() -> None:
         return
     from vllm.v1.engine.core import EngineCore
 
+    from hisparsed.engine.parent_watch import end_with_parent
+
+    end_with_parent()
     setattr(EngineCore, CONTROL_METHOD, control)

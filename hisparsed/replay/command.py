@@ -65,13 +65,13 @@ def run_command(options: ReplayOptions) -> int:
     if options.dry_run:
         plan = make_plan(options, trace, ServedModel("none", options.max_model_len))
         size = figures(plan.planned_sessions, plan.prompts.scale, plan.concurrency)
-        print(json.dumps(size.to_dict()) if options.as_json else size.to_text())
+        print(json.dumps(size.to_dict()) if options.as_json else size.to_text())  # noqa: T201
         return 0
     with ExitStack() as files:
         records = files.enter_context(_create(options.out)) if options.out else None
         result = asyncio.run(_probe_and_replay(options, trace))
         summary = summarise(result)
-        print(json.dumps(summary.to_dict()) if options.as_json else summary.to_text())
+        print(json.dumps(summary.to_dict()) if options.as_json else summary.to_text())  # noqa: T201
         if records:
             _write_records(records, result.calls)
     if result.stopped_by == "interrupted":
@@ -149,8 +149,7 @@ def _create(path: Path) -> TextIO:
 
 def _write_records(records: TextIO, calls: tuple[CallResult, ...]) -> None:
     try:
-        for call in calls:
-            records.write(json.dumps(call.to_dict()) + "\n")
+        records.writelines(json.dumps(call.to_dict()) + "\n" for call in calls)
         records.flush()
     except OSError as error:
         raise UserError(f"--out: cannot write {records.name}: {error.strerror}") from error

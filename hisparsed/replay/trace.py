@@ -41,7 +41,8 @@ def load_trace(path: Path = SHIPPED_TRACE) -> Trace:
             )
         block_tokens = found
     _refuse_repeated_ids(path, sessions)
-    assert block_tokens is not None  # text_lines refuses a file without lines
+    if block_tokens is None:
+        raise UserError(f"{path}: no sessions in it; is this the whole file?")
     return Trace(path.name, block_tokens, tuple(sessions))
 
 

@@ -48,6 +48,12 @@ Workspace &workspace() {
     return work;
 }
 
+// A request that ran out of memory may have left its marks in the bitmap.
+void renew_workspace() {
+    Workspace fresh;
+    std::swap(workspace(), fresh);
+}
+
 // `Index` is the type of the attention indices.
 template <typename Index>
 class Resolver {
@@ -404,7 +410,7 @@ int32_t resolve(const ResolverArrays &state, ResolveStep &step) {
             resolver.resolve_run(runs[index]);
         } catch (const std::bad_alloc &) {
             runs[index].outcome = kOutOfMemory;
-            workspace() = Workspace{};  // may hold marks of this request
+            renew_workspace();
         }
     });
     resolver.deal_scratch();

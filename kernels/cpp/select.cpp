@@ -51,6 +51,22 @@ int32_t youngest(const int32_t *stamps, int32_t count) {
     return high;
 }
 
+// The n-th smallest (from 1) of `values`. Bisection with a vectorised count
+// beats std::nth_element here, whose branches depend on the data.
+int32_t nth_smallest(const std::vector<int32_t> &values, int32_t n) {
+    const auto ends = std::minmax_element(values.begin(), values.end());
+    int32_t low = *ends.first, high = *ends.second;
+    const int32_t count = static_cast<int32_t>(values.size());
+    while (low < high) {
+        const int32_t middle = low + (high - low) / 2;
+        if (count_up_to(values.data(), count, middle) >= n)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
 // The lowest stamp x with at least `take` slots stamped x or less.
 int32_t cut_stamp(const int32_t *stamps, int32_t capacity, int32_t now, int32_t take) {
     if (count_up_to(stamps, capacity, 0) >= take) return 0;
@@ -78,6 +94,19 @@ void list_up_to(const int32_t *stamps, int32_t capacity, int32_t limit, size_t m
         for (size_t slot = word * kFlags; slot < end; ++slot)
             if (stamps[slot] <= limit) work.chosen.push_back(static_cast<int32_t>(slot));
     }
+}
+
+// The positions of the `count` slots stamped `stamp`, in slot order.
+void list_positions(const int32_t *stamps, const int32_t *positions, int32_t capacity,
+                    int32_t stamp, int32_t count, Workspace &work) {
+    work.positions.resize(count + 1);  // one more, so that the store needs no branch
+    int32_t *listed = work.positions.data();
+    int32_t found = 0;
+    for (int32_t i = 0; i < capacity; ++i) {
+        listed[found] = positions[i];
+        found += stamps[i] == stamp;
+    }
+    work.positions.resize(count);
 }
 
 // Histograms wider than this would cost more than they save.
@@ -111,10 +140,8 @@ void choose_slots(const int32_t *stamps, const int32_t *positions, int32_t capac
     work.positions.clear();
     for (int32_t slot : work.chosen)
         if (stamps[slot] == cut) work.positions.push_back(positions[slot]);
-    const size_t rest = take - (work.chosen.size() - work.positions.size());
-    std::nth_element(work.positions.begin(), work.positions.begin() + (rest - 1),
-                     work.positions.end());
-    const int32_t last = work.positions[rest - 1];
+    const size_t younger = work.chosen.size() - work.positions.size();
+    const int32_t last = nth_smallest(work.positions, take - static_cast<int32_t>(younger));
     const auto stays = [&](int32_t slot) { return stamps[slot] == cut && positions[slot] > last; };
     work.chosen.erase(std::remove_if(work.chosen.begin(), work.chosen.end(), stays),
                       work.chosen.end());
@@ -129,34 +156,26 @@ OctileKeys octile_keys(const int32_t *stamps, const int32_t *positions, int32_t 
     if (high - low >= kWidestHistogram)
         return sorted_octile_keys(stamps, positions, capacity, held, work);
 
-    // Count by age; only the stamps that a boundary cuts need their positions in order.
-    work.ages.assign(high - low + 1, 0);
+    // Count by age, in two histograms since neighbours are often of one age and would wait for
+    // each other's store. Only the stamps that a boundary cuts need their positions in order.
+    const int32_t ages = high - low + 1;
+    work.ages.assign(2 * static_cast<size_t>(ages), 0);
     for (int32_t i = 0; i < capacity; ++i)
-        if (stamps[i] != 0) ++work.ages[high - stamps[i]];
-    struct Boundary {
-        int32_t age, within, group;
-    };
-    Boundary boundaries[kOctiles - 1];
-    int32_t younger = 0, age = 0, count = 0, groups = 0;
+        if (stamps[i] != 0) ++work.ages[high - stamps[i] + (i & 1) * ages];
+    int32_t younger = 0, age = 0, listed = -1;
     for (int i = 1; i < kOctiles; ++i) {
         const int32_t rank = (capacity * i + kOctiles - 1) / kOctiles;
         if (rank < 1 || rank > held) break;
-        while (younger + work.ages[age] < rank) younger += work.ages[age++];
-        if (count == 0 || boundaries[count - 1].age != age) work.tied[groups++].clear();
-        boundaries[count++] = {age, rank - younger, groups - 1};
-    }
-    std::fill(work.ages.begin(), work.ages.end(), 0);
-    for (int i = 0; i < count; ++i) work.ages[boundaries[i].age] = boundaries[i].group + 1;
-    for (int32_t i = 0; i < capacity; ++i) {
-        if (stamps[i] == 0) continue;
-        if (const int32_t group = work.ages[high - stamps[i]])
-            work.tied[group - 1].push_back(positions[i]);
-    }
-    for (int i = 0; i < count; ++i) {
-        auto &tied = work.tied[boundaries[i].group];
-        const auto last = tied.begin() + (boundaries[i].within - 1);
-        std::nth_element(tied.begin(), last, tied.end(), std::greater<int32_t>());
-        result.key[i] = slot_key(high - boundaries[i].age, *last);
+        int32_t here = work.ages[age] + work.ages[age + ages];
+        while (younger + here < rank) {
+            younger += here;
+            ++age;
+            here = work.ages[age] + work.ages[age + ages];
+        }
+        if (age != listed) list_positions(stamps, positions, capacity, high - age, here, work);
+        listed = age;
+        const int32_t last = nth_smallest(work.positions, here - (rank - younger) + 1);
+        result.key[i - 1] = slot_key(high - age, last);
     }
     return result;
 }

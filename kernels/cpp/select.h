@@ -1,7 +1,6 @@
 // Order statistics over the slots of one state row: whom to evict, where octiles begin.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -24,7 +23,6 @@ struct Workspace {
     std::vector<int32_t> miss_cells, misses, chosen, positions, ages;
     std::vector<int32_t> ghosts;
     std::vector<uint64_t> keys, flags;
-    std::array<std::vector<int32_t>, kOctiles - 1> tied;
 };
 
 inline uint64_t slot_key(int32_t stamp, int32_t position) {

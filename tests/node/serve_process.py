@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -144,8 +145,11 @@ class ServeProcess:
     def _is_ready(self, control: httpx.Client) -> bool:
         assert self.process.poll() is None, f"the node ended while starting:\n{self.log_end()}"
         try:
+            # Asked first, because httpx leaves its socket open where nobody listens.
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(str(self.files.socket))
             return control.get("/readyz").status_code == 200
-        except httpx.TransportError:
+        except (OSError, httpx.TransportError):
             return False
 
     def control_http(self) -> httpx.Client:

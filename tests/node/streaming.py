@@ -49,8 +49,18 @@ def stream(http: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[Iter
         )
 
 
-def texts(events: list[str]) -> str:
-    """The completion that the events of a stream hold; they must end as they should."""
+def text_of(events: list[str]) -> str:
+    """What the events of a stream generate; they must end as they should."""
     assert events[-1] == "[DONE]", events[-1]
     choices = [choice for event in events[:-1] for choice in json.loads(event)["choices"]]
-    return "".join(choice.get("text") or choice["delta"].get("content", "") for choice in choices)
+    return "".join(
+        choice["text"] if "text" in choice else choice["delta"].get("content", "")
+        for choice in choices
+    )
+
+
+def usage_of(events: list[str]) -> dict[str, Any]:
+    """The figures in the last event of a stream that ended as it should."""
+    assert events[-1] == "[DONE]", events[-1]
+    usage: dict[str, Any] = json.loads(events[-2])["usage"]
+    return usage

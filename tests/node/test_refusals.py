@@ -1,0 +1,209 @@
+"""What a node and a replay refuse: exit code 2, one clear message, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from serve_process import NodeFiles, ServeProcess, hisparsed, policy_document
+
+from hisparsed.config.kind import nvidia_gpus
+from hisparsed.demo.node_process import free_port
+
+
+def serve(files: NodeFiles) -> subprocess.CompletedProcess[str]:
+    return hisparsed("serve", "--config", str(files.config_path))
+
+
+def message_of(result: subprocess.CompletedProcess[str]) -> str:
+    """The one message of a command that refused its input."""
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("{")]
+    assert lines, result.stderr
+    assert lines[0].startswith("hisparsed: ")
+    assert sum(line.startswith("hisparsed: ") for line in lines) == 1, result.stderr
+    return "\n".join(lines)
+
+
+def refusal(files: NodeFiles) -> str:
+    """Why ``files`` are refused; the start must leave no socket and no process."""
+    files.write_config()
+    message = message_of(serve(files))
+    assert not files.socket.exists()
+    assert not processes_naming(files.folder)
+    return message
+
+
+def processes_naming(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and any(
+                str(folder) in word for word in process.cmdline()
+            ):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"host_bugdet": "1GiB"}, ("host_bugdet", "host_budget")),
+        ({"host_budget": "24MB/s"}, ("host_budget", '"24MB/s"')),
+        ({"host_budget": 24}, ("host_budget", "24", "MiB")),
+        ({"host_budget": "900TiB"}, ("host_budget", "900TiB", "this machine")),
+        ({"drain_timeout": "30 parsecs"}, ("drain_timeout", '"30 parsecs"')),
+        ({"api": {"port": 70000}}, ("api.port", "70000", "65535")),
+        ({"api": {"host": "0.0.0.0"}}, ("api.host", "api_key_file")),  # noqa: S104 (refused)
+        ({"reference": {"max_model_len": 2050}}, ("reference.max_model_len", "2050", "2048")),
+        ({"engine_args": {"scheduler_cls": "x.Y"}}, ("engine_args.scheduler_cls",)),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_bad_node_document_names_the_line_and_what_is_right(
+    files: NodeFiles, changes: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    files.document |= changes
+    message = refusal(files)
+    line = next(
+        number
+        for number, text in enumerate(files.config_path.read_text("utf-8").splitlines(), 1)
+        if words[0].rpartition(".")[2] in text
+    )
+    assert f"hisparsed.yaml:{line}: " in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tock": "1s"}, ("tock", "tick")),
+        ({"tick": "1GiB"}, ("tick", '"1GiB"')),
+        ({"hot": {"min": 5, "max": 4}}, ("hot.max", "5", "4")),
+        ({"pools": {"offload": {"floor": "60%", "ceiling": "50%"}}}, ("pools.offload.ceiling",)),
+        ({"mode": "on"}, ("mode", '"on"', "advise")),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_bad_policy_stops_the_start_before_the_state_folder_is_made(
+    files: NodeFiles, changes: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    files.write_policy(policy_document(**changes))
+    message = refusal(files)
+    assert "policy.yaml:" in message
+    for word in words:
+        assert word in message
+    assert not files.state_dir.exists()
+
+
+def test_a_budget_that_holds_no_request_says_how_much_does(files: NodeFiles) -> None:
+    files.document["host_budget"] = "1MiB"
+    message = refusal(files)
+    assert "host_budget: 1MiB cannot hold one request" in message
+    assert "2096KiB" in message
+
+
+@pytest.mark.parametrize("name", ["config_path", "policy_path"])
+def test_a_document_that_is_missing_is_named(files: NodeFiles, name: str) -> None:
+    path: Path = getattr(files, name)
+    path.unlink()
+    message = message_of(serve(files))
+    assert str(path) in message
+    assert "No such file" in message
+    assert not files.state_dir.exists()
+
+
+def test_a_state_folder_under_a_file_is_refused(files: NodeFiles) -> None:
+    blocker = files.folder / "file"
+    blocker.write_text("in the way", encoding="utf-8")
+    files.document["state_dir"] = str(blocker / "state")
+    message = refusal(files)
+    assert f"state_dir: {blocker / 'state'} cannot be used" in message
+
+
+def test_a_control_socket_path_that_is_a_file_is_refused_and_kept(files: NodeFiles) -> None:
+    files.socket.write_text("precious", encoding="utf-8")
+    files.write_config()
+    assert f"control_socket: {files.socket}" in message_of(serve(files))
+    assert files.socket.read_text("utf-8") == "precious"
+
+
+def test_a_control_socket_path_that_is_too_long_is_refused(files: NodeFiles) -> None:
+    files.document["control_socket"] = str(files.folder / ("s" * 110))
+    assert "is longer than the 107 bytes" in refusal(files)
+
+
+@pytest.mark.skipif(bool(nvidia_gpus()), reason="this machine has a GPU")
+def test_a_cuda_node_without_a_gpu_is_refused(files: NodeFiles) -> None:
+    files.document |= {"node": "cuda", "model": "some/model"}
+    message = refusal(files)
+    assert "no NVIDIA GPU can be seen" in message
+    assert "node: reference" in message
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("key", ["api", "metrics"])
+def test_a_port_that_a_live_node_has_is_refused(
+    node: ServeProcess, files: NodeFiles, key: str
+) -> None:
+    files.document[key] = {"port": node.files.port}
+    message = refusal(files)
+    assert f"{key}.port: 127.0.0.1:{node.files.port} is taken" in message
+
+
+@pytest.mark.engine
+def test_a_state_folder_of_a_live_node_is_refused_with_its_pid(
+    node: ServeProcess, files: NodeFiles
+) -> None:
+    files.document["state_dir"] = str(node.files.state_dir)
+    message = refusal(files)
+    assert f"state_dir: {node.files.state_dir} belongs to a running daemon" in message
+    assert f"pid {node.pid}" in message
+
+
+@pytest.mark.engine
+def test_a_control_socket_of_a_live_node_is_refused_and_goes_on_answering(
+    node: ServeProcess, files: NodeFiles
+) -> None:
+    files.document["control_socket"] = str(node.files.socket)
+    files.write_config()
+    message = message_of(serve(files))
+    assert f"control_socket: another hisparsed serves on {node.files.socket}" in message
+    assert node.status().lifecycle == "serving"
+
+
+def test_a_replay_of_a_missing_trace_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "none.jsonl"
+    message = message_of(hisparsed("replay", "--trace", str(trace), "--dry-run"))
+    assert str(trace) in message
+
+
+def test_a_replay_of_a_torn_trace_names_the_line(tmp_path: Path) -> None:
+    trace = tmp_path / "torn.jsonl"
+    whole = {"timestamp": 0, "input_length": 64, "output_length": 4, "hash_ids": [1]}
+    trace.write_text(json.dumps(whole) + "\n" + json.dumps(whole)[:30], encoding="utf-8")
+    message = message_of(hisparsed("replay", "--trace", str(trace), "--dry-run"))
+    assert "torn.jsonl:2" in message
+
+
+def test_a_replay_against_nothing_says_how_to_start_a_node() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    message = message_of(hisparsed("replay", "--url", url))
+    assert f"nothing answers at {url}" in message
+    assert "hisparsed serve" in message
+
+
+@pytest.mark.parametrize("command", ["status", "explain"])
+def test_asking_where_no_node_is_names_the_socket(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "none.sock"
+    assert str(path) in message_of(hisparsed(command, "--socket", str(path)))
