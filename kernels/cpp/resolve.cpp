@@ -2,46 +2,19 @@
 // only spills wait for the others, because shared scratch rows are dealt in request order.
 #include "interface.h"
 #include "pool.h"
+#include "run.h"
 #include "select.h"
 
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace hisparsed {
 namespace {
 
-enum Counter { kReferences, kResident, kHits, kLoads, kSpills, kDropped, kCounters };
-
 constexpr int64_t kCellsWorthThreads = 16384;  // below this, waking threads costs more
-
-struct Place {
-    int64_t block, offset;
-};
-
-// Divides by the block size: a shift where it is a power of two.
-struct BlockSize {
-    int32_t size, shift;
-
-    explicit BlockSize(int64_t rows) : size(static_cast<int32_t>(rows)), shift(-1) {
-        if ((size & (size - 1)) == 0) shift = __builtin_ctz(size);
-    }
-    int32_t block(int32_t row) const { return shift >= 0 ? row >> shift : row / size; }
-};
-
-// The same samples as ghosts.py: one hashed place in every group of `every` positions.
-bool is_ghost(int32_t position, uint32_t every) {
-    const uint32_t group = static_cast<uint32_t>(position) >> __builtin_ctz(every);
-    return ((group * 0x9E3779B1u >> 16 ^ static_cast<uint32_t>(position)) & (every - 1)) == 0;
-}
-
-struct Run {
-    int64_t request, state, first_row, rows;
-    std::vector<int32_t> spills;  // positions, ascending
-    int32_t outcome = kDone;
-    int64_t figures[4] = {};
-};
 
 Workspace &workspace() {
     static thread_local Workspace work;
@@ -74,7 +47,6 @@ private:
     bool open_step(Run &run, int32_t capacity) const;
     void classify(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const;
     void plan(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const;
-    void collect_misses(Workspace &work) const;
     void count_ghosts(const Run &run, Workspace &work, bool due) const;
     void write_swap_counts(const Run &run, int64_t total) const;
     int64_t host_row(const int32_t *source, int32_t position) const;
@@ -267,21 +239,6 @@ void Resolver<Index>::classify(Run &run, Workspace &work, const Tables &tables,
     totals[kReferences] = references;
     totals[kResident] = resident;
     totals[kHits] = hits;
-}
-
-// The bitmap gives the distinct misses in ascending order and is cleared on the way.
-template <typename Index>
-void Resolver<Index>::collect_misses(Workspace &work) const {
-    work.misses.clear();
-    for (size_t part = 0; part < work.summary.size(); ++part) {
-        for (uint64_t words = work.summary[part]; words != 0; words &= words - 1) {
-            const size_t word = part * 64 + __builtin_ctzll(words);
-            for (uint64_t bits = work.missed[word]; bits != 0; bits &= bits - 1)
-                work.misses.push_back(static_cast<int32_t>(word * 64 + __builtin_ctzll(bits)));
-            work.missed[word] = 0;
-        }
-        work.summary[part] = 0;
-    }
 }
 
 template <typename Index>

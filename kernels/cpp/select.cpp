@@ -128,6 +128,19 @@ OctileKeys sorted_octile_keys(const int32_t *stamps, const int32_t *positions, i
 
 }  // namespace
 
+void collect_misses(Workspace &work) {
+    work.misses.clear();
+    for (size_t part = 0; part < work.summary.size(); ++part) {
+        for (uint64_t words = work.summary[part]; words != 0; words &= words - 1) {
+            const size_t word = part * 64 + __builtin_ctzll(words);
+            for (uint64_t bits = work.missed[word]; bits != 0; bits &= bits - 1)
+                work.misses.push_back(static_cast<int32_t>(word * 64 + __builtin_ctzll(bits)));
+            work.missed[word] = 0;
+        }
+        work.summary[part] = 0;
+    }
+}
+
 void choose_slots(const int32_t *stamps, const int32_t *positions, int32_t capacity, int32_t now,
                   int32_t take, Workspace &work) {
     const int32_t cut = cut_stamp(stamps, capacity, now, take);

@@ -43,6 +43,9 @@ struct OctileKeys {
     }
 };
 
+// Fills work.misses from the bitmap: distinct and ascending. Clears the bitmap on the way.
+void collect_misses(Workspace &work);
+
 // Fills work.chosen with `take` slots below `capacity` that are not stamped `now`, ascending:
 // empty ones first (lowest slot), then the smallest (stamp, position). As many must exist.
 void choose_slots(const int32_t *stamps, const int32_t *positions, int32_t capacity, int32_t now,
