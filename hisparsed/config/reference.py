@@ -23,7 +23,7 @@ class ReferenceConfig(BaseModel):
     """Tokens the indexer picks for each query."""
     block_size: Count = 16
     """Tokens in a KV block, on the GPU and in the host pool."""
-    gpu_blocks: Count = 256
+    gpu_blocks: Count = 2048
     """Blocks of the slab that stands for GPU memory."""
     max_model_len: Count = 4096
     """Tokens of prompt and answer together."""

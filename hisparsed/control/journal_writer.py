@@ -62,6 +62,7 @@ class JournalWriter:
         self._retention = retention or Retention()
         self._open_store = open_store
         self._store: JournalStore | None = None
+        self._opened_file_id: tuple[int, int] | None = None
         self._retry_s = FIRST_RETRY_S
         self._retry_at_s = 0.0
         self.health = JournalHealth()
@@ -89,9 +90,20 @@ class JournalWriter:
             self._store = None
 
     def _opened(self) -> JournalStore:
+        if self._store is not None and self._file_id() != self._opened_file_id:
+            # Removed or replaced under us: what is written into the old file nobody would find.
+            self.close()
         if self._store is None:
             self._store = self._open()
+            self._opened_file_id = self._file_id()
         return self._store
+
+    def _file_id(self) -> tuple[int, int] | None:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
     def _open(self) -> JournalStore:
         try:

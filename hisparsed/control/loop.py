@@ -33,6 +33,8 @@ from hisparsed.policy.signals import Admission, AdmissionOrder
 
 log = logging.getLogger("hisparsed.control")
 
+_SAY_LATE_EVERY_S = 60.0
+
 
 class ControlLoop:
     """One engine life. ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds.
@@ -122,7 +124,7 @@ class ControlLoop:
     async def run(self) -> None:
         """Tick until cancelled. Raises ``EngineGone`` when the engine has died, nothing else."""
         due_s = self._clock()
-        late_before = False
+        said_late_s = -math.inf
         while True:
             await self._safe_tick()
             period_s = self._source.active.value.tick
@@ -132,11 +134,14 @@ class ControlLoop:
                 # Ticks that are due are left out, so that a slow engine is not asked more often.
                 due_s += left_out * period_s
                 self._board.late_ticks += left_out
-                if not late_before:
+                if now_s - said_late_s >= _SAY_LATE_EVERY_S:
+                    said_late_s = now_s
                     log.warning(
-                        "Tick %d took over %gs; %d left out.", self._tick, period_s, left_out
+                        "Tick %d took over %gs; %d left out so far.",
+                        self._tick,
+                        period_s,
+                        self._board.late_ticks,
                     )
-            late_before = left_out > 0
             await self._sleep(due_s - now_s)
 
     async def _safe_tick(self) -> None:

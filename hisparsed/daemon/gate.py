@@ -1,8 +1,8 @@
 """The gate in front of the OpenAI API: drain, session limits, and the common metrics page.
 
-An ASGI middleware; it neither reads nor changes bodies. Counts requests that are open, so a
-drain knows when it is done. Sessions are told by the ``x-hisparsed-session`` header here;
-the engine tells them by prefix.
+An ASGI middleware; it neither keeps nor changes bodies. Counts requests that have arrived and
+are open, so a drain knows when it is done. Sessions are told by the ``x-hisparsed-session``
+header here; the engine tells them by prefix.
 """
 
 from __future__ import annotations
@@ -86,11 +86,21 @@ class Gate:
                 self.limit.retry_after_s,
             )
             return
-        self.open_requests += 1
+        arrived = False
+
+        async def receive_and_count() -> Message:
+            nonlocal arrived
+            message = await receive()
+            # From here on it is a call: a client that never sends all of it holds up no drain.
+            if not arrived and message["type"] == "http.request" and not message.get("more_body"):
+                arrived = True
+                self.open_requests += 1
+            return message
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive_and_count, send)
         finally:
-            self.open_requests -= 1
+            self.open_requests -= arrived
 
     def _admits(self, session: bytes | None) -> bool:
         now = self._clock()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from hisparsed.daemon.gate import Gate
 
@@ -37,13 +39,10 @@ def metrics_page(registry: CollectorRegistry) -> bytes:
     return generate_latest(REGISTRY) + generate_latest(registry)
 
 
-def metrics_app(gate: Gate) -> Starlette:
+def metrics_app(page: Callable[[], bytes]) -> Starlette:
     """``/metrics`` for an address of its own; everything else is not found there."""
-    return Starlette(routes=[Mount("/metrics", app=_only_metrics(gate))])
 
+    async def serve(_: Request) -> Response:
+        return Response(page(), media_type="text/plain; version=0.0.4")
 
-def _only_metrics(gate: Gate) -> Any:
-    async def serve(scope: Any, receive: Any, send: Any) -> None:
-        await gate({**scope, "path": "/metrics"}, receive, send)
-
-    return serve
+    return Starlette(routes=[Route("/metrics", serve)])

@@ -52,8 +52,12 @@ def run_node(config: NodeConfig, detected: DetectedKind) -> int:
     Raises ``UserError`` or ``ConfigError`` when the node cannot start; then nothing of it is
     left running.
     """
+    from hisparsed.engine.launch import require_startable
+
     log.info("%s", detected.banner)
     source = PolicySource(config.policy, wall_clock=time.time)
+    max_multiplier = source.active.value.hot.max
+    require_startable(config, detected.kind, max_multiplier=max_multiplier)
     make_state_dir(config.state_dir)
     with contextlib.ExitStack() as held:
         held.enter_context(state_lock(config.state_dir))
@@ -103,7 +107,7 @@ async def _serve(
     parts.journal.start()
     try:
         max_multiplier = source.active.value.hot.max
-        engine = launch_engine(config, detected.kind, max_multiplier=max_multiplier)
+        engine = launch_engine(config, max_multiplier=max_multiplier)
         try:
             key_file = config.api.api_key_file
             keys = read_api_keys(key_file) if key_file is not None else []
@@ -133,18 +137,25 @@ class RunningNode:
         metrics_socket: socket.socket | None,
     ) -> int:
         parts = self._parts
+
+        def page() -> bytes:
+            return metrics_page(parts.metrics.registry)
+
         gate = Gate(
             app,
             clock=time.monotonic,
             waiting_calls=lambda: self._engine.waiting_calls,
-            metrics_page=lambda: metrics_page(parts.metrics.registry),
+            metrics_page=page,
         )
         parts.metrics.registry.register(GateCollector(gate))
         loop = parts.make_loop(self._engine, lambda admission: _limit(gate, admission))
         self._install_signals()
-        servers = [(_server(gate), api_socket)]
+        api_server = _server(gate)
+        # vLLM's error handlers stop the server through this when they find the engine dead.
+        app.state.server = api_server
+        servers = [(api_server, api_socket)]
         if metrics_socket is not None:
-            servers.append((_server(metrics_app(gate)), metrics_socket))
+            servers.append((_server(metrics_app(page)), metrics_socket))
         tasks: list[asyncio.Task[None]] = []
         try:
             await loop.start()

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ from hisparsed.errors import UserError
 
 _START_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = 40.0
-_LOG_LINES = 40
+_LOG_LINES = 15
 _EXIT_NOISE = ("nanobind:", " - leaked", " - ... skipped", "See https://nanobind")
 
 
@@ -106,4 +107,8 @@ class DemoNode:
         text = self._log_path.read_text("utf-8", errors="replace")
         # Extension modules of vLLM report leaks at exit; they bury what matters.
         lines = [line for line in text.splitlines() if not line.startswith(_EXIT_NOISE)]
-        return "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
+        handle, kept = tempfile.mkstemp(prefix="hisparsed-demo-node-", suffix=".log")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines))
+        end = "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
+        return f"{end}\nThe whole log is in {kept}."

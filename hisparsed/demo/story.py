@@ -105,6 +105,11 @@ def in_words(document: dict[str, Any], on: NodeRun) -> str:
     )
     lines.append("")
     lines.append(_verdict(document))
+    if _longer_wait(document):
+        lines.append(
+            "The slowest calls waited longer for their first token: what no pool holds any more "
+            "starts last, until it has waited for the policy's ageing time."
+        )
     differing = document["token_differences"]
     lines.append(
         f"Tokens: {document['compared']} answers compared, {differing} differ"
@@ -122,6 +127,11 @@ def _verdict(document: dict[str, Any]) -> str:
     else:
         speed = f"The policy needed {-saved:.0%} more time for the same calls"
     return f"{speed} and found {hits - hits_off:+,} prefix tokens more than the fixed start."
+
+
+def _longer_wait(document: dict[str, Any]) -> bool:
+    on, off = document["ttft_s"]["p99"], document["policy_off"]["ttft_s"]["p99"]
+    return on is not None and off is not None and on > 1.2 * off
 
 
 def _setting(value: float | str) -> str:

@@ -68,19 +68,25 @@ class EngineHandle:
                 raise TimeoutError(f"engine control call {action!r} took over {_CALL_TIMEOUT_S} s")
 
     def shutdown(self, timeout_s: float) -> None:
-        """Stop the engine core; blocks up to ``timeout_s``, then it is killed by vLLM."""
+        """Stop the engine core; blocks up to ``timeout_s``, then it is killed by vLLM.
+
+        Not from the event loop's own thread: that has to end vLLM's reader meanwhile.
+        """
+        reader = self.llm.output_handler
+        if reader is not None:
+            # Still reading, it would log the end that we asked for as a crash of the engine.
+            reader.get_loop().call_soon_threadsafe(reader.cancel)
         self.llm.shutdown(timeout=timeout_s)
 
 
-def start_engine(vllm_config: Any) -> EngineHandle:
+def start_engine(vllm_config: Any, llm_class: Any) -> EngineHandle:
     """Start the engine core process and wait until it serves. Needs a running event loop.
 
+    ``llm_class`` is vLLM's ``AsyncLLM`` or a subclass of it.
     Raises whatever vLLM raises when the engine cannot start; nothing is left running then.
     """
     os.environ[LAUNCHED_ENV] = "1"
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    llm = AsyncLLM.from_vllm_config(vllm_config)
+    llm = llm_class.from_vllm_config(vllm_config)
     return EngineHandle(llm, find_stat_logger(llm.logger_manager))
 
 

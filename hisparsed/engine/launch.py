@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hisparsed.config.kind import NodeKind
 from hisparsed.config.node import NodeConfig
+from hisparsed.config.reference import ReferenceConfig
 from hisparsed.engine.names import SERVED_MODEL_NAME
 from hisparsed.errors import UserError
 from hisparsed.policy.units import format_bytes
@@ -16,30 +17,18 @@ if TYPE_CHECKING:
     from hisparsed.engine.handle import EngineHandle
 
 
-def launch_engine(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) -> EngineHandle:
-    """Start the engine that ``config`` describes; blocks until it can serve.
+def require_startable(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) -> None:
+    """Refuse what can never start, before anything is taken and vLLM is imported.
 
-    ``max_multiplier`` bounds the hot buffer of any request; vLLM sizes its tables for it.
-    Raises ``UserError`` when this node cannot run the configuration.
+    ``max_multiplier`` is the policy's. Raises ``UserError``.
     """
+    from hisparsed.engine.reference.geometry import ROW_BYTES
+
     if kind != "reference":
         raise UserError(
             f"node: {kind} cannot be started by this version; set node: reference to run the "
             "reference node"
         )
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log.level.upper())
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    from hisparsed.engine.handle import start_engine
-
-    return start_engine(reference_vllm_config(config, max_multiplier=max_multiplier))
-
-
-def reference_vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
-    """vLLM's configuration for the reference node; writes the model folder."""
-    from hisparsed.engine.reference.geometry import ROW_BYTES
-    from hisparsed.engine.reference.tokenizer import model_config, write_model_folder
-    from hisparsed.engine.reference.vllm_config import ReferenceOptions, build_vllm_config
-
     reference = config.reference
     block_bytes = reference.layers * reference.block_size * ROW_BYTES
     least = (reference.max_model_len // reference.block_size + 3) * block_bytes
@@ -49,6 +38,53 @@ def reference_vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
             f"reference.max_model_len {reference.max_model_len}; give at least "
             f"{format_bytes(least)} or lower reference.max_model_len"
         )
+    blocks = slab_blocks_of_one_request(config.reference, max_multiplier)
+    if reference.gpu_blocks < blocks:
+        raise UserError(
+            f"reference.gpu_blocks: {reference.gpu_blocks} cannot admit one request of "
+            f"reference.max_model_len {reference.max_model_len}; give at least {blocks}, or lower "
+            "max_model_len, max_num_batched_tokens or hot.max of the policy"
+        )
+
+
+def slab_blocks_of_one_request(reference: ReferenceConfig, max_multiplier: float) -> int:
+    """Slab blocks that vLLM wants for one longest request, and the null block.
+
+    Its indexer pages, the pages of one step in every index group, and the largest hot lease.
+    """
+    size = reference.block_size
+    window = min(reference.max_num_batched_tokens, reference.max_model_len)
+    lease = math.ceil(max_multiplier * reference.index_topk)
+    a_group = -(-window // size) + -(-lease // size)
+    return -(-reference.max_model_len // size) + reference.index_groups * a_group + 1
+
+
+def launch_engine(config: NodeConfig, *, max_multiplier: float) -> EngineHandle:
+    """Start the engine of a ``config`` that is startable; blocks until it can serve.
+
+    ``max_multiplier`` bounds the hot buffer of any request; vLLM sizes its tables for it.
+    Raises ``UserError`` when vLLM refuses the configuration.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log.level.upper())
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    from hisparsed.engine.handle import start_engine
+    from hisparsed.engine.reference.request_check import ReferenceLLM
+
+    vllm_config = reference_vllm_config(config, max_multiplier=max_multiplier)
+    try:
+        return start_engine(vllm_config, ReferenceLLM)
+    except Exception as error:
+        raise UserError(
+            f"the engine did not start: {error}\nThe lines above, from vLLM, say why."
+        ) from error
+
+
+def reference_vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
+    """vLLM's configuration for the reference node; writes the model folder."""
+    from hisparsed.engine.reference.tokenizer import model_config, write_model_folder
+    from hisparsed.engine.reference.vllm_config import ReferenceOptions, build_vllm_config
+
+    reference = config.reference
     folder = write_model_folder(
         config.state_dir / "reference-model",
         model_config(

@@ -304,3 +304,14 @@ async def test_a_stuck_disk_never_blocks_the_loop(
     stuck.set()
     journal.close()
     assert journal.health.written == 11
+
+
+async def test_a_file_removed_under_the_writer_is_begun_anew(
+    disk: Disk, numbered: Callable[[int], TickRecord]
+) -> None:
+    disk.writer.write([numbered(1)])
+    disk.file.unlink()
+    disk.writer.write([numbered(2)])
+    assert disk.writer.health.error is None
+    assert disk.rows("select count(*) from ticks") == [(1,)]
+    disk.writer.close()

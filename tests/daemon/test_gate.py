@@ -76,6 +76,24 @@ async def test_requests_pass_and_are_counted_while_open(node: Node) -> None:
     assert node.gate.open_requests == 0
 
 
+async def test_a_request_is_not_open_before_all_of_it_arrived(node: Node) -> None:
+    parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    open_when_answered: list[int] = []
+
+    async def send(_: Any) -> None:
+        open_when_answered.append(node.gate.open_requests)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    call = asyncio.create_task(node.gate(scope, parts.get, send))
+    parts.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
+    await until(parts.empty)
+    assert node.gate.open_requests == 0
+    parts.put_nowait({"type": "http.request", "body": b"}", "more_body": False})
+    await call
+    assert set(open_when_answered) == {1}
+    assert node.gate.open_requests == 0
+
+
 async def test_a_draining_node_refuses_new_calls_and_finishes_open_ones(node: Node) -> None:
     node.go_on.clear()
     call = asyncio.create_task(node.call())

@@ -20,8 +20,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     try:
         yield served.wait_until_ready()
         assert served.end() == 0, served.log_end()
-        assert not served.session_members()
-        assert not served.files.socket.exists()
+        served.assert_nothing_left()
     finally:
         served.kill()
 

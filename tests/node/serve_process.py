@@ -203,6 +203,11 @@ class ServeProcess:
             one for one in psutil.process_iter() if _session_of(one.pid) == self.pid and _runs(one)
         ]
 
+    def assert_nothing_left(self) -> None:
+        """Of an ended daemon: no process and no socket."""
+        until("no process of the node is left", lambda: not self.session_members())
+        assert not self.files.socket.exists()
+
     def kill(self) -> None:
         """Kill the daemon and all of its session; for clean-up, also of an ended one."""
         self.http.close()

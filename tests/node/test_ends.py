@@ -19,11 +19,6 @@ LONG_ANSWER = 800
 """Tokens; some seconds of generation, which each test cuts short or waits for."""
 
 
-def assert_nothing_left(node: ServeProcess) -> None:
-    until("no process of the node is left", lambda: not node.session_members())
-    assert not node.files.socket.exists()
-
-
 def test_sigterm_lets_a_running_stream_finish_and_refuses_new_calls(
     files: NodeFiles, start: Start
 ) -> None:
@@ -42,7 +37,8 @@ def test_sigterm_lets_a_running_stream_finish_and_refuses_new_calls(
     assert usage_of(received)["completion_tokens"] == LONG_ANSWER
     assert node.wait() == 0, node.log_end()
     assert "Stopped; all calls ended." in node.log()
-    assert_nothing_left(node)
+    assert "Traceback" not in node.log()
+    node.assert_nothing_left()
 
 
 def test_sigterm_while_the_engine_starts_leaves_nothing(files: NodeFiles, start: Start) -> None:
@@ -51,7 +47,7 @@ def test_sigterm_while_the_engine_starts_leaves_nothing(files: NodeFiles, start:
     node.signal(signal.SIGTERM)
     assert node.wait(timeout_s=15) == 0, node.log_end()
     assert "Traceback" not in node.log()
-    assert_nothing_left(node)
+    node.assert_nothing_left()
 
 
 def test_a_killed_daemon_takes_its_engine_along_and_another_takes_over(
@@ -85,7 +81,7 @@ def _kill_the_engine_under_a_stream(node: ServeProcess) -> None:
     assert any('"error"' in event for event in received), received[-2:]
     assert node.wait() == EXIT_ENGINE_GONE, node.log_end()
     assert "The engine is gone" in node.log()
-    assert_nothing_left(node)
+    node.assert_nothing_left()
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -59,12 +59,8 @@ def processes_naming(folder: Path) -> list[psutil.Process]:
     [
         ({"host_bugdet": "1GiB"}, ("host_bugdet", "host_budget")),
         ({"host_budget": "24MB/s"}, ("host_budget", '"24MB/s"')),
-        ({"host_budget": 24}, ("host_budget", "24", "MiB")),
         ({"host_budget": "900TiB"}, ("host_budget", "900TiB", "this machine")),
-        ({"drain_timeout": "30 parsecs"}, ("drain_timeout", '"30 parsecs"')),
-        ({"api": {"port": 70000}}, ("api.port", "70000", "65535")),
         ({"api": {"host": "0.0.0.0"}}, ("api.host", "api_key_file")),  # noqa: S104 (refused)
-        ({"reference": {"max_model_len": 2050}}, ("reference.max_model_len", "2050", "2048")),
         ({"engine_args": {"scheduler_cls": "x.Y"}}, ("engine_args.scheduler_cls",)),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -91,7 +87,6 @@ def test_a_bad_node_document_names_the_line_and_what_is_right(
         ({"tick": "1GiB"}, ("tick", '"1GiB"')),
         ({"hot": {"min": 5, "max": 4}}, ("hot.max", "5", "4")),
         ({"pools": {"offload": {"floor": "60%", "ceiling": "50%"}}}, ("pools.offload.ceiling",)),
-        ({"mode": "on"}, ("mode", '"on"', "advise")),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -110,7 +105,8 @@ def test_a_budget_that_holds_no_request_says_how_much_does(files: NodeFiles) -> 
     files.document["host_budget"] = "1MiB"
     message = refusal(files)
     assert "host_budget: 1MiB cannot hold one request" in message
-    assert "2096KiB" in message
+    assert "give at least 2.05MiB" in message
+    assert not files.state_dir.exists()
 
 
 @pytest.mark.parametrize("name", ["config_path", "policy_path"])
@@ -119,7 +115,7 @@ def test_a_document_that_is_missing_is_named(files: NodeFiles, name: str) -> Non
     path.unlink()
     message = message_of(serve(files))
     assert str(path) in message
-    assert "No such file" in message
+    assert "there is no such file" in message
     assert not files.state_dir.exists()
 
 
@@ -193,7 +189,7 @@ def test_a_replay_of_a_torn_trace_names_the_line(tmp_path: Path) -> None:
     whole = {"timestamp": 0, "input_length": 64, "output_length": 4, "hash_ids": [1]}
     trace.write_text(json.dumps(whole) + "\n" + json.dumps(whole)[:30], encoding="utf-8")
     message = message_of(hisparsed("replay", "--trace", str(trace), "--dry-run"))
-    assert "torn.jsonl:2" in message
+    assert "torn.jsonl: line 2: " in message
 
 
 def test_a_replay_against_nothing_says_how_to_start_a_node() -> None:

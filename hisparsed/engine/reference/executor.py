@@ -125,6 +125,8 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self._tables.remove(output.finished_req_ids)
+        # A preempted request comes back as a new one, maybe after others that need its state row.
+        self._tables.remove(output.preempted_req_ids or ())
         segments = self._admit(output)
         hisparse = self._connectors.before_forward(output.kv_connector_metadata)
         for request_id, update in hisparse.residency_updates.items():

@@ -1,8 +1,8 @@
 """Choosing the next token of the reference model: greedy, or seeded sampling.
 
 Greedy ties go to the lowest token id, so the choice is a function of the logits alone.
-Penalties, logprobs and structured output are not supported; requests that ask for them are
-refused by ``unsupported_reason`` before they reach the engine.
+Penalties, logprobs and structured output are not supported; ``request_check`` refuses requests
+that ask for them before they reach the engine.
 """
 
 from __future__ import annotations

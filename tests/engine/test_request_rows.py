@@ -1,0 +1,75 @@
+"""State rows of the reference executor: who holds one, and when it is given back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
+
+from hisparsed.engine.reference.executor import ReferenceExecutor
+from hisparsed.engine.reference.requests import RequestTables
+
+
+class QuietConnectors:
+    """Connectors with nothing to transfer."""
+
+    def before_forward(self, metadata: Any) -> Any:
+        return SimpleNamespace(residency_updates={})
+
+    def after_forward(self, finished_req_ids: set[str]) -> KVConnectorOutput:
+        return KVConnectorOutput()
+
+
+def one_row_executor() -> ReferenceExecutor:
+    """An executor with room for one request, whose steps compute nothing."""
+    executor: Any = ReferenceExecutor.__new__(ReferenceExecutor)
+    executor._tables = RequestTables(rows=1, pages=4, groups=1, hot_blocks=1)
+    executor._hot = SimpleNamespace(reset=lambda request: None)
+    executor._connectors = QuietConnectors()
+    made: ReferenceExecutor = executor
+    return made
+
+
+def step(executor: ReferenceExecutor, new: str | None = None, **left: set[str]) -> None:
+    """One step that takes ``new`` in; ``left`` are the fields for requests that went."""
+    output = SchedulerOutput.make_empty()
+    for field, request_ids in left.items():
+        setattr(output, field, request_ids)
+    if new is not None:
+        output.scheduled_new_reqs = [
+            SimpleNamespace(
+                req_id=new,
+                prefill_token_ids=None,
+                prompt_token_ids=[1, 2, 3],
+                sampling_params=None,
+                block_ids=([1], [2], [3], []),
+                num_computed_tokens=0,
+            )
+        ]
+    executor.execute_model(output)
+
+
+@pytest.mark.parametrize("left", ["finished_req_ids", "preempted_req_ids"])
+def test_a_request_that_left_frees_its_row_for_another(left: str) -> None:
+    executor = one_row_executor()
+    step(executor, new="first")
+    step(executor, new="second", **{left: {"first"}})
+    assert list(executor._tables.requests) == ["second"]
+
+
+def test_a_preempted_request_comes_back_after_another() -> None:
+    executor = one_row_executor()
+    step(executor, new="first")
+    step(executor, new="second", preempted_req_ids={"first"})
+    step(executor, new="first", finished_req_ids={"second"})
+    assert executor._tables.requests["first"].tokens == [1, 2, 3]
+
+
+def test_more_requests_than_rows_are_a_mistake() -> None:
+    executor = one_row_executor()
+    step(executor, new="first")
+    with pytest.raises(RuntimeError, match="no state row for request second"):
+        step(executor, new="second")

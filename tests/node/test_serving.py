@@ -1,0 +1,256 @@
+"""What clients and operators see of a node that serves: the OpenAI API, metrics, control."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from serve_process import ServeProcess, hisparsed, policy_document, until
+from streaming import CHAT, COMPLETIONS, call, complete, stream, text_of, usage_of
+
+from hisparsed.control.journal_store import FILE_NAME
+from hisparsed.engine.names import SERVED_MODEL_NAME
+
+pytestmark = pytest.mark.engine
+
+MAX_MODEL_LEN = 2048
+BUDGET_BLOCKS = 24 * 2**20 // (8 * 16 * 128) - 1
+"""Of 8 layers, 16 tokens and rows of 128 bytes; vLLM keeps one as its null block."""
+LONG_PROMPT = "The pools share one budget. " * 20
+GREETING = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
+
+
+@pytest.fixture
+def policy(node: ServeProcess) -> Iterator[ServeProcess]:
+    """The node; its first policy is in force again after the test."""
+    yield node
+    node.files.write_policy(policy_document())
+    reload(node)
+
+
+def reload(node: ServeProcess) -> httpx.Response:
+    with node.control_http() as control:
+        return control.post("/v1/policy/reload", json={"actor": "test"})
+
+
+def chat(**options: Any) -> dict[str, Any]:
+    return {
+        "model": SERVED_MODEL_NAME,
+        "messages": GREETING,
+        "max_tokens": 12,
+        "temperature": 0,
+        "ignore_eos": True,
+        **options,
+    }
+
+
+def test_the_model_is_listed_with_its_length(node: ServeProcess) -> None:
+    (card,) = node.http.get("/v1/models").json()["data"]
+    assert card["id"] == SERVED_MODEL_NAME
+    assert card["max_model_len"] == MAX_MODEL_LEN
+    assert node.http.get("/health").status_code == 200
+
+
+def test_a_completion_is_the_same_whole_and_streamed(node: ServeProcess) -> None:
+    whole = complete(node.http, "Once upon a time", 24)
+    assert whole["usage"]["completion_tokens"] == 24
+    with stream(node.http, COMPLETIONS, call("Once upon a time", 24)) as events:
+        received = list(events)
+    assert len(received) > 10, "the tokens do not come as they are made"
+    assert text_of(received) == whole["choices"][0]["text"]
+    assert usage_of(received)["completion_tokens"] == 24
+
+
+def test_a_chat_is_the_same_whole_and_streamed(node: ServeProcess) -> None:
+    whole = node.http.post(CHAT, json=chat()).json()
+    with stream(node.http, CHAT, chat()) as events:
+        received = list(events)
+    message = whole["choices"][0]["message"]
+    assert message["role"] == "assistant"
+    assert message["content"]
+    assert text_of(received) == message["content"]
+    assert usage_of(received)["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+
+
+def test_a_repeated_prompt_hits_its_prefix_and_gives_the_same_tokens(node: ServeProcess) -> None:
+    first = complete(node.http, LONG_PROMPT, 16)
+    again = complete(node.http, LONG_PROMPT, 16)
+    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["usage"]["prompt_tokens"] - 2 * 16, "all whole blocks should be held"
+    assert again["choices"][0]["text"] == first["choices"][0]["text"]
+
+
+def test_a_seed_repeats_a_sample_and_another_seed_does_not(node: ServeProcess) -> None:
+    def sample(seed: int) -> str:
+        answer = complete(node.http, "Draw", 32, temperature=1.0, seed=seed)
+        return str(answer["choices"][0]["text"])
+
+    assert sample(7) == sample(7)
+    assert sample(7) != sample(8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"prompt": "x" * (MAX_MODEL_LEN + 1)}, 400, str(MAX_MODEL_LEN)),
+        ({"model": "gpt-nope"}, 404, "gpt-nope"),
+        ({"max_tokens": 0}, 400, "max_tokens must be at least 1, got 0"),
+        ({"temperature": -1}, 400, "temperature must be non-negative"),
+        ({"prompt": [5, 9999]}, 400, "9999"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"logprobs": 3}, 400, "logprobs"),
+        ({"presence_penalty": 1.5}, 400, "presence_penalty"),
+        ({"logit_bias": {"65": 10}}, 400, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, 400, "structured_outputs"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_bad_call_is_refused_with_the_reason(
+    node: ServeProcess, changes: dict[str, Any], status: int, words: str
+) -> None:
+    response = node.http.post(COMPLETIONS, json=call("x", 4) | changes)
+    assert response.status_code == status, response.text
+    assert words in response.json()["error"]["message"]
+    assert complete(node.http, "still there", 2)["usage"]["completion_tokens"] == 2
+
+
+def test_a_body_that_is_not_json_is_refused(node: ServeProcess) -> None:
+    headers = {"content-type": "application/json"}
+    response = node.http.post(COMPLETIONS, content=b'{"model": ', headers=headers)
+    assert response.status_code == 400
+    assert "JSON" in response.json()["error"]["message"]
+
+
+def test_a_client_that_goes_away_frees_its_place(node: ServeProcess) -> None:
+    until("the node is idle", lambda: node.running() == 0)
+    with httpx.Client(base_url=node.url, timeout=60.0) as leaver:
+        with stream(leaver, COMPLETIONS, call("goodbye", 1900)) as events:
+            next(events)
+            until("the call runs", lambda: node.running() == 1)
+        before = node.status().observed
+        assert before is not None
+    until("the call is aborted", lambda: node.running() == 0)
+    after = node.status().observed
+    assert after is not None
+    generated = after.serving.generated_tokens_total - before.serving.generated_tokens_total
+    assert generated < 1000, "the call ran on to its end"
+
+
+def test_metrics_are_one_page_without_duplicates(node: ServeProcess) -> None:
+    complete(node.http, "count me", 2)
+    page = node.http.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain")
+    families = list(text_string_to_metric_families(page.text))
+    names = [family.name for family in families]
+    assert sorted(names) == sorted(set(names))
+    assert "vllm:prompt_tokens" in names
+    ours = [family for family in families if family.name.startswith("hisparsed_")]
+    assert len(ours) > 20
+    assert all(family.documentation for family in ours)
+    opened = next(family for family in ours if family.name == "hisparsed_open_requests")
+    assert [sample.value for sample in opened.samples] == [0]
+
+
+def test_status_as_a_page_and_as_json(node: ServeProcess) -> None:
+    page = hisparsed("status", "--socket", str(node.files.socket))
+    assert page.returncode == 0, page.stderr
+    assert "reference node, serving, up" in page.stdout
+    assert f"pid {node.pid}" in page.stdout
+    document = hisparsed("status", "--json", "--socket", str(node.files.socket))
+    status = json.loads(document.stdout)
+    assert status["node"]["pid"] == node.pid
+    pools = status["observed"]["pools"]
+    assert pools["budget_bytes"] == BUDGET_BLOCKS * pools["host_block_bytes"]
+    capacities = pools["hisparse"]["capacity_bytes"] + pools["offload"]["capacity_bytes"]
+    assert capacities == pools["budget_bytes"]
+
+
+def test_explain_says_why_the_levers_stand_where_they_do(node: ServeProcess) -> None:
+    text = hisparsed("explain", "--socket", str(node.files.socket))
+    assert text.returncode == 0, text.stderr
+    assert "started" in text.stdout.lower()
+    asked = ("explain", "--json", "--all", "--lever", "split", "--last", "5")
+    found = json.loads(hisparsed(*asked, "--socket", str(node.files.socket)).stdout)["decisions"]
+    assert len(found) == 5
+    assert {one["lever"] for one in found} == {"split"}
+    ticks = [one["tick"] for one in found]
+    assert ticks == sorted(ticks, reverse=True)
+
+
+def test_sighup_takes_a_good_policy_and_keeps_the_old_one_for_a_bad_one(
+    policy: ServeProcess,
+) -> None:
+    node = policy
+    before = node.status().policy.generation
+    node.files.write_policy(policy_document(tick="150ms"))
+    node.signal(signal.SIGHUP)
+    until("the policy is in force", lambda: node.status().policy.generation == before + 1)
+
+    node.files.write_policy(policy_document(tick="150 parsecs"))
+    node.signal(signal.SIGHUP)
+    until("the policy is rejected", lambda: node.status().policy.last_error is not None)
+    status = node.status()
+    assert status.policy.generation == before + 1
+    assert status.loop.tick_s == 0.15
+    reason = status.policy.last_error
+    assert reason is not None
+    assert "policy.yaml:" in reason
+    assert "150 parsecs" in reason
+    assert "150 parsecs" in node.log()
+    assert status.events[0].kind == "policy-rejected"
+    assert "REJECTED" in hisparsed("status", "--socket", str(node.files.socket)).stdout
+
+
+def test_a_lever_is_frozen_and_thawed_through_the_api(node: ServeProcess) -> None:
+    def split() -> Any:
+        return next(one for one in node.status().levers if one.lever == "split")
+
+    body = {"actor": "test", "levers": ["split"]}
+    with node.control_http() as control:
+        assert control.post("/v1/freeze", json=body).json()["frozen"] == ["split"]
+        until("the split is frozen", lambda: split().frozen)
+        assert control.post("/v1/thaw", json=body).json()["frozen"] == []
+        until("the split is free", lambda: not split().frozen)
+        assert control.post("/v1/freeze", json={"levers": []}).status_code == 400
+
+
+def test_a_policy_that_asks_for_more_offload_moves_blocks_while_a_request_runs(
+    policy: ServeProcess,
+) -> None:
+    node = policy
+
+    def lent() -> int:
+        observed = node.status().observed
+        assert observed is not None
+        return observed.pools.offload.capacity_blocks
+
+    assert lent() == round(0.2 * BUDGET_BLOCKS)
+    text = complete(node.http, LONG_PROMPT, 200)["choices"][0]["text"]
+    with stream(node.http, COMPLETIONS, call(LONG_PROMPT, 200)) as events:
+        received = [next(events)]
+        pools = {"offload": {"floor": "40%", "ceiling": "50%"}}
+        node.files.write_policy(policy_document(pools=pools, rebalance={}))
+        assert reload(node).json()["outcome"] == "loaded"
+        until("the blocks are lent", lambda: lent() >= 0.4 * BUDGET_BLOCKS, timeout_s=5)
+        received += events
+    assert text_of(received) == text, "moving blocks changed tokens"
+    found = hisparsed("explain", "--lever", "split", "--socket", str(node.files.socket)).stdout
+    assert "OutsideBounds" in found
+
+
+def test_decisions_are_in_the_journal_file(node: ServeProcess) -> None:
+    until("records are written", lambda: node.status().journal.written > 0)
+    journal = node.status().journal
+    assert journal.writing
+    assert journal.dropped == 0
+    path = node.files.state_dir / FILE_NAME
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert database.execute("SELECT count(*) FROM ticks").fetchone()[0] > 0
