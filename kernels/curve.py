@@ -6,7 +6,11 @@ counters only, decides nothing.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from hisparsed.kernels.state import GHOST_BINS, OCTILES, ResolverState
 
@@ -32,9 +36,43 @@ def miss_ratio_curve(state: ResolverState, row: int) -> MissCurve | None:
     Raises ``IndexError`` for a row that does not exist. Copies a few words from the device.
     """
     state.check_row(row)
-    capacity = int(state.capacity[row])
-    octiles: list[int] = state.octile[row].tolist()
-    misses = int(state.octile_misses[row])
+    return _curve(
+        int(state.capacity[row]),
+        state.octile[row].tolist(),
+        int(state.octile_misses[row]),
+        state.ghost[row].tolist(),
+        state.max_capacity,
+    )
+
+
+def pooled_miss_curve(states: Sequence[ResolverState]) -> MissCurve | None:
+    """One curve of all rows of ``states`` that have the capacity most samples were taken at.
+
+    What the next request may expect. The states share ``max_capacity``; ``None`` before the
+    first sample. Copies a few words a row from the device.
+    """
+    samples: Counter[int] = Counter()
+    for state in states:
+        taken = state.octile.sum(dim=1) + state.octile_misses
+        for capacity, count in zip(state.capacity.tolist(), taken.tolist(), strict=True):
+            samples[capacity] += count
+    if not samples:
+        return None
+    capacity, _ = samples.most_common(1)[0]
+    octiles = torch.zeros(OCTILES, dtype=torch.int64)
+    ghosts = torch.zeros(GHOST_BINS + 1, dtype=torch.int64)
+    misses = 0
+    for state in states:
+        rows = state.capacity == capacity
+        octiles += state.octile[rows].sum(dim=0).cpu()
+        ghosts += state.ghost[rows].sum(dim=0).cpu()
+        misses += int(state.octile_misses[rows].sum())
+    return _curve(capacity, octiles.tolist(), misses, ghosts.tolist(), states[0].max_capacity)
+
+
+def _curve(
+    capacity: int, octiles: list[int], misses: int, ghosts: list[int], max_capacity: int
+) -> MissCurve | None:
     samples = misses + sum(octiles)
     if capacity == 0 or samples == 0:
         return None
@@ -44,21 +82,20 @@ def miss_ratio_curve(state: ResolverState, row: int) -> MissCurve | None:
         hits += found
         points[-(-capacity * eighth // OCTILES)] = 1 - hits / samples
     now = 1 - hits / samples
-    points.update(_above(state, row, capacity, now))
+    points.update(_above(ghosts, max_capacity, capacity, now))
     return MissCurve(tuple(points), tuple(points.values()), capacity, samples)
 
 
-def _above(state: ResolverState, row: int, capacity: int, now: float) -> dict[int, float]:
+def _above(bins: list[int], max_capacity: int, capacity: int, now: float) -> dict[int, float]:
     """Estimates beyond the capacity: the exact ratio, scaled by what the ghosts say."""
-    bins: list[int] = state.ghost[row].tolist()
 
     def deeper(first_bin: float) -> float:
         whole = int(first_bin)
         rest = sum(bins[whole:])
         return rest - (first_bin - whole) * bins[whole]
 
-    here = deeper(capacity * GHOST_BINS / state.max_capacity)
+    here = deeper(capacity * GHOST_BINS / max_capacity)
     if here <= 0:
         return {}
-    edges = {-(-state.max_capacity * edge // GHOST_BINS): edge for edge in range(1, GHOST_BINS + 1)}
+    edges = {-(-max_capacity * edge // GHOST_BINS): edge for edge in range(1, GHOST_BINS + 1)}
     return {rows: now * deeper(edge) / here for rows, edge in edges.items() if rows > capacity}

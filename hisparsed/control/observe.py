@@ -21,6 +21,7 @@ from hisparsed.policy.signals import (
     GpuPool,
     HiSparsePool,
     HotBuffers,
+    MissPoint,
     OffloadPool,
     Prefix,
     Requests,
@@ -120,6 +121,11 @@ def observe(
             loads_total=hot.loads,
             resident_total=hot.resident,
             h2d_bytes_total=hot.h2d_bytes,
+            predicted=tuple(
+                MissPoint(point.multiplier, point.misses)
+                for point in hot.miss_curve
+                if point.multiplier >= 1
+            ),
         ),
         sessions=Sessions(report.live_set_tokens, report.live_sessions),
         prefix=Prefix(serving.prefix_hit_tokens, serving.prefix_query_tokens),

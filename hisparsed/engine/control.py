@@ -7,6 +7,7 @@ so a report costs time in proportion to running requests, not to blocks or pages
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
@@ -27,10 +28,15 @@ from hisparsed.engine.messages import (
     GeometryReport,
     HostReport,
     HotReport,
+    MissCurvePoint,
     RequestsReport,
 )
 from hisparsed.engine.offload import LentOffloadingManager
 from hisparsed.engine.sessions import SessionTable
+from hisparsed.engine.worker_report import WorkerReport
+
+ResizeHot = Callable[[dict[str, int]], None]
+"""Shrinks the hot buffers of requests to a number of blocks a group, rows moved first."""
 
 _DEFAULT_SESSION_TTL_S = 300.0
 """95 % of coding-agent calls return within this time."""
@@ -67,7 +73,11 @@ class EngineControl:
         self._hot: list[LeasedHotManager] = []
         for manager in self._coordinator.hot_managers:
             manager.__class__ = LeasedHotManager
-            manager.start_leases(manager.blocks_per_request)
+            manager.start_leases(
+                manager.blocks_per_request,
+                hot_groups=len(self._coordinator.hot_managers),
+                grow_headroom=int(config.num_blocks) // 10,
+            )
             self._hot.append(manager)
         self._resident: list[CountingResidentManager] = []
         for manager in self._coordinator.resident_managers:
@@ -201,8 +211,12 @@ class EngineControl:
 
     # --- report and apply ------------------------------------------------------------
 
-    def apply(self, command: EngineCommand) -> ApplyResult:
-        """Put a command in force. Validated whole before anything changes."""
+    def apply(self, command: EngineCommand, resize_hot: ResizeHot | None) -> ApplyResult:
+        """Put a command in force. Validated whole before anything changes.
+
+        ``resize_hot`` shrinks hot buffers of running requests on the node's workers; without
+        it a smaller multiplier waits for the next leases.
+        """
         lease = None
         if command.multiplier is not None:
             lease = self._multiplier_to_blocks(command.multiplier)
@@ -214,6 +228,8 @@ class EngineControl:
         if lease is not None:
             for manager in self._hot:
                 manager.set_next_lease(lease)
+            if resize_hot is not None:
+                self._shrink_running(self._hot[0].next_lease_blocks, resize_hot)
             self._multiplier = self._blocks_to_multiplier(self._hot[0].next_lease_blocks)
         if command.transition_watermark == "default":
             self._default_watermark = True
@@ -240,8 +256,23 @@ class EngineControl:
             apply_us=0.0,
         )
 
-    def report(self, now_s: float, hot_counters: dict[str, int]) -> EngineReport:
-        """One picture of the engine; ``hot_counters`` come from the node's workers."""
+    def _shrink_running(self, blocks: int, resize_hot: ResizeHot) -> None:
+        wider = {
+            request_id: blocks
+            for manager in self._hot
+            for request_id, held in manager.lease_blocks.items()
+            if held > blocks
+        }
+        if not wider:
+            return
+        # The rows that stay move first; only then may their old blocks be used by others.
+        resize_hot(wider)
+        for manager in self._hot:
+            for request_id in wider:
+                manager.shrink(request_id, blocks)
+
+    def report(self, now_s: float, workers: WorkerReport) -> EngineReport:
+        """One picture of the engine; ``workers`` is what the node's workers counted."""
         self.sessions.expire(now_s)
         if not self.ledger.settled():
             # An idle engine takes no steps; what can move, moves here.
@@ -275,7 +306,11 @@ class EngineControl:
                 lease_blocks=self._hot[0].next_lease_blocks,
                 leased_requests=len(self._hot[0].lease_blocks),
                 leased_blocks=sum(len(blocks) for table in leased for blocks in table.values()),
-                **hot_counters,
+                **workers.counters,
+                miss_curve=[
+                    MissCurvePoint(multiplier=rows / (self._topk * self._query_len), misses=misses)
+                    for rows, misses in workers.miss_curve
+                ],
             ),
             live_set_tokens=self.sessions.live_tokens,
             live_sessions=len(self.sessions),

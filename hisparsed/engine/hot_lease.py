@@ -1,9 +1,10 @@
 """Hot buffers of different sizes a request: the multiplier as a live lever.
 
 Stock vLLM leases the same number of blocks to every request and compares lengths, so the
-size cannot change under running requests. Here each request keeps the size that was in
-force when it first asked; later requests get the current one. Also counts pages that are
-not on the GPU, request by request, so that a report walks no pages.
+size cannot change under running requests. Here each request has its own agreed size: that
+in force when it first asked, grown later while the GPU pool has room, shrunk when the node's
+workers have moved the rows that stay. Also counts pages that are not on the GPU, request by
+request, so that a report walks no pages.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from vllm.v1.hisparse.types import ACTIVE_TAIL_PAGES
 
 
 class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
-    """A hot manager whose lease size is fixed a request, when it is first required.
+    """A hot manager with an agreed lease size a request.
 
     ``blocks_per_request`` stays what it was: the upper bound that vLLM sized its tables for.
+    ``grow_headroom``: GPU blocks that growing leaves free; ``None`` grows no running request.
     """
 
-    def start_leases(self, blocks: int) -> None:
+    def start_leases(self, blocks: int, *, hot_groups: int, grow_headroom: int | None) -> None:
         self.lease_blocks: dict[str, int] = {}
+        self._hot_groups = hot_groups
+        self._grow_headroom = grow_headroom
+        self._planned_growth: dict[str, int] = {}
         self.next_lease_blocks = min(blocks, self.blocks_per_request)
 
     def set_next_lease(self, blocks: int) -> int:
@@ -45,9 +50,31 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
         held = len(self.req_to_blocks.get(request_id, ()))
         return held > 0 and held == self.lease_of(request_id)
 
+    def get_num_blocks_to_allocate(self, request_id: str, *args: Any, **kwargs: Any) -> int:
+        needed = int(super().get_num_blocks_to_allocate(request_id, *args, **kwargs))
+        if needed or self._grow_headroom is None or not self.has_hot(request_id):
+            self._planned_growth.pop(request_id, None)
+            return needed
+        # Every hot group plans before any allocates, so each takes its part of the room.
+        room = (self.block_pool.get_num_free_blocks() - self._grow_headroom) // self._hot_groups
+        growth = max(0, min(self.next_lease_blocks - self.lease_of(request_id), room))
+        self._planned_growth[request_id] = growth
+        return growth
+
     def get_num_required_blocks(self, request_id: str) -> int:
         held = len(self.req_to_blocks.get(request_id, ()))
         return max(self.lease_of(request_id) - held, 0)
+
+    def shrink(self, request_id: str, blocks: int) -> None:
+        """Give back what a request holds beyond ``blocks``; its rows must have moved before."""
+        if self.lease_blocks.get(request_id, 0) <= blocks:
+            return
+        self.lease_blocks[request_id] = blocks
+        held = self.req_to_blocks.get(request_id, [])
+        surplus = held[blocks:]
+        if surplus:
+            del held[blocks:]
+            self.block_pool.free_blocks(reversed(surplus))
 
     def allocate_new_blocks(
         self, request_id: str, num_tokens: int, num_tokens_main_model: int
@@ -56,6 +83,9 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
         self.num_cached_block[request_id] = 0
         if request_id not in self.hot_required:
             return []
+        growth = self._planned_growth.pop(request_id, 0)
+        if growth:
+            self.lease_blocks[request_id] = self.lease_of(request_id) + growth
         missing = self.get_num_required_blocks(request_id)
         if missing == 0:
             return []
@@ -65,6 +95,7 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         self.lease_blocks.pop(request_id, None)
+        self._planned_growth.pop(request_id, None)
         blocks: list[Any] = super().pop_blocks_for_free(request_id)
         return blocks
 

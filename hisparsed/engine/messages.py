@@ -67,6 +67,13 @@ class RequestsReport(_Message):
     """Requests that the active admission limit, not memory, keeps waiting."""
 
 
+class MissCurvePoint(_Message):
+    """At ``multiplier``, ``misses`` of the distinct host-backed rows of a step are loaded."""
+
+    multiplier: float
+    misses: float
+
+
 class HotReport(_Message):
     multiplier: float
     lease_blocks: int
@@ -79,6 +86,8 @@ class HotReport(_Message):
     spills: int
     dropped: int
     h2d_bytes: int
+    miss_curve: list[MissCurvePoint]
+    """Of requests at the current lease: exact up to it, estimated above; empty if unknown."""
 
 
 class EngineReport(_Message):

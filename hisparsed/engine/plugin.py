@@ -12,15 +12,6 @@ from typing import Any
 LAUNCHED_ENV = "HISPARSED_ENGINE"
 """Set by hisparsed for the processes it starts."""
 CONTROL_METHOD = "hisparsed_control"
-NO_HOT_COUNTERS = {
-    "references": 0,
-    "resident": 0,
-    "hits": 0,
-    "loads": 0,
-    "spills": 0,
-    "dropped": 0,
-    "h2d_bytes": 0,
-}
 
 
 def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str, Any]:
@@ -30,13 +21,15 @@ def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str,
     payloads, which reaches the caller while the engine lives on.
     """
     from hisparsed.engine.messages import EngineCommand
+    from hisparsed.engine.worker_report import WorkerReport
 
-    scheduler = engine_core.scheduler
+    scheduler, executor = engine_core.scheduler, engine_core.model_executor
     if action == "report":
-        counters = getattr(engine_core.model_executor, "hot_counters", None)
-        result = scheduler.hisparsed_report(counters() if counters else NO_HOT_COUNTERS)
+        counted = getattr(executor, "hot_report", WorkerReport)
+        result = scheduler.hisparsed_report(counted())
     elif action == "apply":
-        result = scheduler.hisparsed_apply(EngineCommand.model_validate(payload))
+        command = EngineCommand.model_validate(payload)
+        result = scheduler.hisparsed_apply(command, getattr(executor, "resize_hot", None))
     else:
         raise ValueError(f"control action {action!r} is unknown; use 'report' or 'apply'")
     answer: dict[str, Any] = result.model_dump()

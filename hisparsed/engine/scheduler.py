@@ -13,8 +13,9 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from hisparsed.engine.control import EngineControl
+from hisparsed.engine.control import EngineControl, ResizeHot
 from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
+from hisparsed.engine.worker_report import WorkerReport
 
 
 class ControlledScheduler:
@@ -51,15 +52,15 @@ class ControlledScheduler:
         """Seconds since ``request`` arrived; vLLM stamps arrivals with the wall clock."""
         return max(0.0, time.time() - float(request.arrival_time))
 
-    def hisparsed_report(self, hot_counters: dict[str, int]) -> EngineReport:
+    def hisparsed_report(self, workers: WorkerReport) -> EngineReport:
         started = time.perf_counter()
-        report = self.hisparsed.report(time.monotonic(), hot_counters)
+        report = self.hisparsed.report(time.monotonic(), workers)
         elapsed_us = (time.perf_counter() - started) * 1e6
         return report.model_copy(update={"report_us": elapsed_us})
 
-    def hisparsed_apply(self, command: EngineCommand) -> ApplyResult:
+    def hisparsed_apply(self, command: EngineCommand, resize_hot: ResizeHot | None) -> ApplyResult:
         started = time.perf_counter()
-        result = self.hisparsed.apply(command)
+        result = self.hisparsed.apply(command, resize_hot)
         return result.model_copy(update={"apply_us": (time.perf_counter() - started) * 1e6})
 
 

@@ -154,6 +154,7 @@ class FakeEngine:
                 spills=0,
                 dropped=0,
                 h2d_bytes=76_800,
+                miss_curve=[],
             ),
             live_set_tokens=self.live_set_tokens,
             live_sessions=1 if self.live_set_tokens else 0,

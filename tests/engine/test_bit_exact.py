@@ -90,10 +90,31 @@ def test_moving_everything_at_random_gives_the_same_tokens(
         )
         check_ledger(engine)
 
-    moved = converse(engine, conversations(), move)
+    resizes = WatchedLeases(engine)
+    moved = converse(engine, conversations(), lambda step: (move(step), resizes.look())[0])
     assert moved.answers == ample.answers
     assert moves > 50
     assert moved.residency_seen == {"full", "mixed", "none"}
+    assert resizes.grown > 3, "running requests must have been given more hot blocks"
+    assert resizes.shrunk > 3, "running requests must have given hot blocks back"
+
+
+class WatchedLeases:
+    """Counts requests whose hot buffer changed size while they ran."""
+
+    def __init__(self, engine: Any) -> None:
+        self._manager = core_of(engine).scheduler.hisparsed._hot[0]
+        self._held: dict[str, int] = {}
+        self.grown = 0
+        self.shrunk = 0
+
+    def look(self) -> None:
+        held = {name: len(blocks) for name, blocks in self._manager.req_to_blocks.items() if blocks}
+        for name, blocks in held.items():
+            before = self._held.get(name, blocks)
+            self.grown += blocks > before
+            self.shrunk += blocks < before
+        self._held = held
 
 
 def check_ledger(engine: Any) -> None:

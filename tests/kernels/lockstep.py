@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from oracle import Oracle, OracleRow, OracleStep
@@ -19,8 +19,12 @@ from hisparsed.kernels.api import (
     resolve,
     set_capacity,
 )
+from hisparsed.kernels.backends import Name
 
-BACKENDS: tuple[Literal["torch", "cpp"], ...] = ("torch", "cpp")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Set only in the process of its own that test_triton.py starts: Triton reads it once."""
+
+BACKENDS: tuple[Name, ...] = ("torch", "cpp", "triton") if INTERPRETED else ("torch", "cpp")
 
 
 @dataclass(frozen=True)

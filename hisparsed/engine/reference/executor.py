@@ -32,6 +32,7 @@ from hisparsed.engine.reference.sampler import choose, printable_mask
 from hisparsed.engine.reference.step import Segment, StepKV
 from hisparsed.engine.reference.store import KVStore
 from hisparsed.engine.reference.weights import make_weights
+from hisparsed.engine.worker_report import WorkerReport
 
 
 class ReferenceExecutor(Executor):  # type: ignore[misc]
@@ -209,9 +210,16 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
 
     # --- the rest of the contract -----------------------------------------------------
 
-    def hot_counters(self) -> dict[str, int]:
-        """Cumulative resolver counters of the node, for the control report."""
-        return self._hot.counters()
+    def hot_report(self) -> WorkerReport:
+        """What the resolver counted, for the control report."""
+        return WorkerReport(self._hot.counters(), self._hot.miss_curve())
+
+    def resize_hot(self, leases: dict[str, int]) -> None:
+        """Shrink hot buffers to ``leases`` blocks a group; between steps only."""
+        for request_id, blocks in leases.items():
+            state = self._tables.requests.get(request_id)
+            if state is not None:
+                self._hot.shrink(state, blocks)
 
     def collective_rpc(
         self,

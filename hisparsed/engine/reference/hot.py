@@ -21,8 +21,10 @@ from hisparsed.kernels.api import (
     Resolution,
     ResolverState,
     RowLayout,
+    apply_moves,
     gather,
     invalidate,
+    pooled_miss_curve,
     reset,
     resolve,
     set_capacity,
@@ -48,7 +50,9 @@ class HotBuffers:
             resident_by_state=True,
         )
         self._states = [
-            ResolverState.create(rows, max_rows, pages * store.block_size)
+            ResolverState.create(
+                rows, max_rows, pages * store.block_size, sample_period=4, ghost_every=8
+            )
             for _ in range(geometry.index_groups)
         ]
         self._layouts = [self._row_layout(group) for group in range(geometry.index_groups)]
@@ -81,6 +85,21 @@ class HotBuffers:
         """The request was leased more hot blocks."""
         for group, state in enumerate(self._states):
             set_capacity(state, request.row, self._capacity(request, group))
+
+    def shrink(self, request: RequestState, blocks: int) -> None:
+        """Keep the most recently used rows in the first ``blocks`` blocks of each group.
+
+        Afterwards the blocks beyond may be given to others.
+        """
+        for group, state in enumerate(self._states):
+            held = request.hot_blocks[group]
+            if len(held) <= blocks:
+                continue
+            table = self._tables.hot[group, request.row]
+            moves = set_capacity(state, request.row, blocks * self._store.block_size)
+            apply_moves(self._slab, self._layouts[group], table, moves)
+            del held[blocks:]
+            table[blocks:] = 0
 
     def _capacity(self, request: RequestState, group: int) -> int:
         return len(request.hot_blocks[group]) * self._store.block_size
@@ -134,6 +153,13 @@ class HotBuffers:
         if bool(((located < 0) & valid).any()):
             raise RuntimeError(f"index group {group}: a selected row is neither on GPU nor host")
         return located.clamp(min=0), valid
+
+    def miss_curve(self) -> tuple[tuple[int, float], ...]:
+        """Pooled over all requests at the commonest capacity; see ``pooled_miss_curve``."""
+        curve = pooled_miss_curve(self._states)
+        if curve is None:
+            return ()
+        return tuple(zip(curve.capacities, curve.miss_ratios, strict=True))
 
     def counters(self) -> dict[str, int]:
         """Cumulative counters over all requests and groups, and bytes fetched from the host."""
