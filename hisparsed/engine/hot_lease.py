@@ -57,7 +57,7 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
             return needed
         # Every hot group plans before any allocates, so each takes its part of the room.
         room = (self.block_pool.get_num_free_blocks() - self._grow_headroom) // self._hot_groups
-        growth = max(0, min(self.next_lease_blocks - self.lease_of(request_id), room))
+        growth: int = max(0, min(self.next_lease_blocks - self.lease_of(request_id), room))
         self._planned_growth[request_id] = growth
         return growth
 
