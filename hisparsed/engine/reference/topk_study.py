@@ -1,0 +1,192 @@
+"""What the reference node's indexer selects: ``python -m hisparsed.engine.reference.topk_study``.
+
+Decodes long requests on the real engine, records every top-k set, and replays the sets
+through the resolver: overlap from step to step, the union of several rows (what speculative
+rows of one step would need), and the miss ratio by multiplier, measured and predicted.
+Writes JSON, and a plot with ``--svg``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hisparsed.engine.reference.topk_plot import plot_svg
+from hisparsed.kernels.api import Geometry, ResolverState, miss_ratio_curve, resolve
+
+BLOCK = 16
+MULTIPLIERS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
+WARM_UP_STEPS = 50
+"""Cold fill of a fresh hot buffer is not what a running request sees."""
+
+Selections = dict[tuple[int, int], list[torch.Tensor]]
+"""By (index group, state row): each step's top-k positions, int32 ``[K]``."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Fractions of K (overlap, unions) and of references (misses); steps are per request."""
+
+    topk: int
+    requests: int
+    steps: int
+    context_tokens: int
+    overlap: float
+    unions: dict[int, float]
+    misses: dict[float, float]
+    predicted_below: dict[float, float]
+    """From one run at 5x, by octiles."""
+    predicted_above: dict[float, float]
+    """From one run at 2x, by ghosts."""
+
+
+def record_selections(requests: int, prompt: int, steps: int, folder: Path) -> Selections:
+    """Decode ``steps`` tokens of ``requests`` prompts and keep what the indexer selected."""
+    from vllm import SamplingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from hisparsed.config.node import NodeConfig
+    from hisparsed.config.reference import ReferenceConfig
+    from hisparsed.engine.launch import reference_vllm_config
+
+    reference = ReferenceConfig(gpu_blocks=8000, max_num_seqs=requests, max_model_len=4096)
+    config = NodeConfig(
+        node="reference", host_budget=256 << 20, state_dir=folder, reference=reference
+    )
+    engine = LLMEngine.from_vllm_config(reference_vllm_config(config, max_multiplier=4.0))
+    selections: Selections = defaultdict(list)
+    hot: Any = engine.engine_core.engine_core.model_executor._hot
+    locate = hot.locate
+
+    def locate_and_record(group: int, chosen: torch.Tensor, rows: torch.Tensor) -> Any:
+        for row, positions in zip(rows.tolist(), chosen, strict=True):
+            selections[group, row].append(positions.clone())
+        return locate(group, chosen, rows)
+
+    hot.locate = locate_and_record
+    rng = random.Random(0)
+    for index in range(requests):
+        tokens = [rng.randrange(32, 127) for _ in range(prompt)]
+        params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
+        engine.add_request(f"r{index}", {"prompt_token_ids": tokens}, params)
+    while engine.has_unfinished_requests():
+        engine.step()
+    return selections
+
+
+def replay_misses(
+    sets: list[torch.Tensor], multiplier: float, positions: int
+) -> tuple[float, ResolverState]:
+    """Miss fraction of one request's sets in a hot buffer of ``multiplier``, and its state."""
+    topk = sets[0].numel()
+    capacity = int(multiplier * topk)
+    pages = -(-positions // BLOCK)
+    blocks = -(-int(MULTIPLIERS[-1] * topk) // BLOCK)
+    state = ResolverState.create(1, blocks * BLOCK, positions, sample_period=1, ghost_every=8)
+    state.capacity[0] = capacity
+    geometry = Geometry(
+        block_size=BLOCK,
+        attention_block_stride=BLOCK,
+        slab_blocks=blocks + 1,
+        host_blocks=pages + 1,
+    )
+    source = torch.arange(1, pages + 1, dtype=torch.int32).view(1, -1)
+    resident = torch.zeros((1, pages), dtype=torch.int32)
+    hot = torch.arange(1, blocks + 1, dtype=torch.int32).view(1, -1)
+    zero = torch.zeros(1, dtype=torch.int32)
+    for step, chosen in enumerate(sets):
+        if step == WARM_UP_STEPS:
+            state.counters.zero_()
+            state.octile.zero_()
+            state.octile_misses.zero_()
+            state.ghost.zero_()
+        resolve(state, geometry, chosen.view(1, -1), zero, zero, source, resident, hot)
+    hits, loads = int(state.counters[0, 2]), int(state.counters[0, 3])
+    return loads / max(1, hits + loads), state
+
+
+def study(requests: int, prompt: int, steps: int) -> Study:
+    """Run everything; a minute on one core at 2 x 1,000 steps."""
+    with tempfile.TemporaryDirectory(prefix="hisparsed-topk-") as name:
+        selections = record_selections(requests, prompt, steps, Path(name))
+    runs = list(selections.values())
+    topk = runs[0][0].numel()
+    positions = prompt + steps + BLOCK
+    sets = [[set(step.tolist()) for step in run] for run in runs]
+    overlaps = [len(now & before) / topk for run in sets for before, now in pairwise(run)]
+    unions = {
+        rows: _mean(
+            [
+                len(set().union(*run[at : at + rows])) / topk
+                for run in sets
+                for at in range(0, len(run) - rows, rows)
+            ]
+        )
+        for rows in (1, 2, 3, 4, 5)
+    }
+    misses = {m: _mean([replay_misses(run, m, positions)[0] for run in runs]) for m in MULTIPLIERS}
+    return Study(
+        topk=topk,
+        requests=requests,
+        steps=steps,
+        context_tokens=prompt,
+        overlap=_mean(overlaps),
+        unions=unions,
+        misses=misses,
+        predicted_below=_predict(runs, MULTIPLIERS[-1], positions, above=False),
+        predicted_above=_predict(runs, 2.0, positions, above=True),
+    )
+
+
+def _predict(
+    runs: list[list[torch.Tensor]], at: float, positions: int, *, above: bool
+) -> dict[float, float]:
+    topk = runs[0][0].numel()
+    predictions: dict[float, list[float]] = defaultdict(list)
+    for run in runs:
+        curve = miss_ratio_curve(replay_misses(run, at, positions)[1], 0)
+        if curve is None:
+            continue
+        for rows, ratio in zip(curve.capacities, curve.miss_ratios, strict=True):
+            wanted = rows > curve.exact_to if above else topk <= rows <= curve.exact_to
+            if wanted:
+                predictions[rows / topk].append(ratio)
+    return {multiplier: _mean(ratios) for multiplier, ratios in sorted(predictions.items())}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--requests", type=int, default=4)
+    parser.add_argument("--prompt", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--svg", type=Path, help="write the plot here")
+    arguments = parser.parse_args()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["HISPARSED_ENGINE"] = "1"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    found = study(arguments.requests, arguments.prompt, arguments.steps)
+    if arguments.svg is not None:
+        arguments.svg.write_text(
+            plot_svg(found.misses, found.predicted_below, found.predicted_above, found.unions),
+            encoding="utf-8",
+        )
+    sys.stdout.write(json.dumps(asdict(found)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
