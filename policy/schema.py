@@ -43,6 +43,8 @@ _CAUTION = {Mode.ACT: 0, Mode.ADVISE: 1, Mode.OFF: 2}
 
 
 PositiveDuration = Annotated[Duration, Field(gt=0)]
+Tick = Annotated[Duration, Field(ge=0.05)]
+"""Shorter ones would ask the engine and fill the journal more than they tell."""
 
 
 class _Section(BaseModel):
@@ -279,7 +281,7 @@ class AdmissionSettings(_Section):
 class Policy(_Section):
     version: Literal[1]
     mode: Mode = Mode.ACT
-    tick: PositiveDuration = 1.0
+    tick: Tick = 1.0
     stale_after: PositiveDuration = 5.0
     levers: Levers = Levers()
     pools: Pools = Pools()

@@ -13,7 +13,7 @@ import typer
 def demo(
     run_for: Annotated[
         str | None,
-        typer.Option("--for", help="How long to replay with the policy on; default 75s."),
+        typer.Option("--for", help="How long to replay with the policy on; default 45s."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with the summary as one JSON object.")
@@ -33,7 +33,7 @@ def demo(
     settings = replace(DemoSettings(), seed=seed)
     if concurrency is not None:
         settings = replace(settings, concurrency=concurrency)
-    duration_s = parse_duration_s("--for", run_for or "75s")
+    duration_s = parse_duration_s("--for", run_for or "45s")
 
     def say(line: str) -> None:
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)

@@ -10,7 +10,7 @@ import math
 from hisparsed.control.records import Applied, Confirmation, Difference
 from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
 from hisparsed.policy.decisions import Decision, LeverDecision
-from hisparsed.policy.reasons import Lever
+from hisparsed.policy.reasons import Lever, Reason
 
 _SAME_MULTIPLIER = 1e-6
 
@@ -64,8 +64,16 @@ def notable_levers(decision: Decision, previous: Decision | None) -> frozenset[L
     return frozenset(
         one.lever
         for one in decision.levers
-        if one.acts or one.reason is not previous.of(one.lever).reason
+        if one.acts or _said_otherwise(one, previous.of(one.lever))
     )
+
+
+def _said_otherwise(now: LeverDecision, before: LeverDecision) -> bool:
+    """Another reason, or other advice: in advise mode the advice is the news."""
+    if now.reason is not before.reason:
+        return True
+    advice = (now.cause, now.wanted)
+    return now.reason is Reason.ADVISE_ONLY and advice != (before.cause, before.wanted)
 
 
 def cycle_sentence(

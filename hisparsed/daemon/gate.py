@@ -24,7 +24,10 @@ _GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/
 
 @dataclass(frozen=True)
 class SessionLimit:
-    """New sessions are refused while ``max_waiting`` calls wait; ``None`` admits all."""
+    """New sessions are refused while ``max_waiting`` calls wait; ``None`` admits all.
+
+    Zero refuses them as soon as any call waits: where nothing waits, nobody is refused.
+    """
 
     max_waiting: int | None = None
     retry_after_s: float = 1.0
@@ -111,7 +114,8 @@ class Gate:
             del self._sessions[oldest]
         known = session is not None and session in self._sessions
         limit = self.limit.max_waiting
-        if not known and limit is not None and self._waiting_calls() >= limit:
+        waiting = self._waiting_calls() if limit is not None and not known else 0
+        if limit is not None and waiting and waiting >= limit:
             return False
         if session is not None:
             self._sessions[session] = now

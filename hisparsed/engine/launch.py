@@ -17,6 +17,25 @@ if TYPE_CHECKING:
     from hisparsed.engine.handle import EngineHandle
 
 
+_OWN_MODEL = "the reference node makes its own model; leave it out"
+REFERENCE_ARGS = {
+    "max_model_len": "set reference.max_model_len",
+    "block_size": "set reference.block_size",
+    "num_gpu_blocks_override": "set reference.gpu_blocks",
+    "max_num_seqs": "set reference.max_num_seqs",
+    "max_num_batched_tokens": "set reference.max_num_batched_tokens",
+    "served_model_name": _OWN_MODEL,
+    "load_format": _OWN_MODEL,
+    "dtype": _OWN_MODEL,
+    "enable_prefix_caching": "the reference node needs it on; leave it out",
+    "enable_chunked_prefill": "the reference node needs it on; leave it out",
+    "distributed_executor_backend": "the reference node has its own executor; leave it out",
+    "enforce_eager": "the reference node captures no graphs; leave it out",
+    "additional_config": "the reference node uses it itself; leave it out",
+}
+"""Engine arguments that the reference node sets, each with what to do instead."""
+
+
 def require_startable(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) -> None:
     """Refuse what can never start, before anything is taken and vLLM is imported.
 
@@ -38,6 +57,9 @@ def require_startable(config: NodeConfig, kind: NodeKind, *, max_multiplier: flo
             f"reference.max_model_len {reference.max_model_len}; give at least "
             f"{format_bytes(least)} or lower reference.max_model_len"
         )
+    for name in config.engine_args:
+        if name in REFERENCE_ARGS:
+            raise UserError(f"engine_args.{name}: {REFERENCE_ARGS[name]}")
     blocks = slab_blocks_of_one_request(config.reference, max_multiplier)
     if reference.gpu_blocks < blocks:
         raise UserError(

@@ -122,9 +122,17 @@ async def test_new_sessions_get_429_while_calls_wait_and_known_ones_pass(node: N
     assert node.gate.counters.refused_session == 2
 
 
+async def test_nobody_is_refused_where_nothing_waits(node: Node) -> None:
+    node.gate.limit = SessionLimit(max_waiting=0)
+    assert (await node.call("new")).status_code == 200
+    node.waiting = 1
+    assert (await node.call("other")).status_code == 429
+
+
 async def test_sessions_are_forgotten_after_their_time(node: Node) -> None:
     await node.call("old")
     node.gate.limit = SessionLimit(max_waiting=0)
+    node.waiting = 1
     node.now_s = 299.0
     assert (await node.call("old")).status_code == 200
     node.now_s = 600.0
