@@ -31,6 +31,7 @@ __all__ = [
     "invalidate",
     "miss_ratio_curve",
     "pooled_miss_curve",
+    "raise_errors",
     "reset",
     "resolve",
     "set_capacity",
@@ -69,7 +70,7 @@ def resolve(
     without a host row it is nowhere (-1). Writes ``out`` in place (its first R rows) and
     returns that part; without ``out`` it allocates. Raises ``ValueError`` on shapes, dtypes
     and, before it writes any state of the request concerned, on a capacity that the hot table
-    does not cover.
+    does not cover. On a GPU the Triton backend cannot raise on values: see ``raise_errors``.
     """
     rows, width = topk.shape
     if out is None:
@@ -88,10 +89,15 @@ def resolve(
         out,
     )
     run = torch_backend.resolve
-    if pick(backend, state.device) == "cpp":
-        from hisparsed.kernels import cpp_backend
+    match pick(backend, state.device):
+        case "cpp":
+            from hisparsed.kernels import cpp_backend
 
-        run = cpp_backend.resolve
+            run = cpp_backend.resolve
+        case "triton":
+            from hisparsed.kernels import triton_backend
+
+            run = triton_backend.resolve
     run(
         state,
         geometry,
@@ -121,15 +127,34 @@ def gather(
 
     ``host`` and ``slab`` are uint8 1-D and contiguous; ``swap_host`` and ``swap_physical``
     int64 [R, K] and ``swap_counts`` int32 [R] as in ``Resolution``. One list serves all layers
-    of the group. Raises ``ValueError`` on shapes and dtypes, ``IndexError`` on rows outside.
+    of the group. Raises ``ValueError`` on shapes and dtypes, ``IndexError`` on rows outside;
+    on a GPU the host memory must be pinned and rows outside wait for ``raise_errors``.
     """
     check_gather(host, slab, swap_host, swap_physical, swap_counts)
     run = torch_gather.gather
-    if pick(backend, slab.device) == "cpp":
-        from hisparsed.kernels import cpp_backend
+    match pick(backend, slab.device):
+        case "cpp":
+            from hisparsed.kernels import cpp_backend
 
-        run = cpp_backend.gather
+            run = cpp_backend.gather
+        case "triton":
+            from hisparsed.kernels import triton_backend
+
+            run = triton_backend.gather
     run(host, slab, layout, swap_host, swap_physical, swap_counts)
+
+
+def raise_errors(device: torch.device) -> None:
+    """Raise what ``resolve`` and ``gather`` met on ``device`` since the last call, once.
+
+    Only the Triton backend keeps errors: raising at once would make every step wait for the
+    GPU. Its kernels stay inside their tables all the same: what they refuse comes out as -1 or
+    is not copied. Waits for the device. Raises as ``resolve`` and ``gather`` do.
+    """
+    if device.type == "cuda" and pick("auto", device) == "triton":
+        from hisparsed.kernels.triton_errors import raise_latched
+
+        raise_latched(device)
 
 
 def apply_moves(

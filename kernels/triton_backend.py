@@ -1,0 +1,239 @@
+"""The Triton backend: lines up the launches of a step and of a gather, and nothing else.
+
+For CUDA tensors; for CPU tensors where Triton interprets (TRITON_INTERPRET=1 before its import).
+Both run in place on the caller's tensors. Grids and arguments depend on shapes only and nothing
+is read back, so a CUDA graph can capture them after one eager call.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+
+from hisparsed.kernels.geometry import Geometry, RowLayout
+from hisparsed.kernels.resolution import Resolution
+from hisparsed.kernels.state import OCTILES, ResolverState
+from hisparsed.kernels.triton_classify import classify, find_runs
+from hisparsed.kernels.triton_errors import latch, raise_latched
+from hisparsed.kernels.triton_finalise import finalise
+from hisparsed.kernels.triton_gather import gather_rows
+from hisparsed.kernels.triton_language import Launch
+from hisparsed.kernels.triton_plan import plan
+from hisparsed.kernels.triton_sample import sample
+from hisparsed.kernels.triton_workspace import workspace
+
+INTERPRETED = not isinstance(find_runs, triton.runtime.JITFunction)
+
+_CELLS = 1024
+"""Top-k positions of one program."""
+_SLOTS = 4096
+"""Slots that a program looks at in one turn."""
+_CHUNK = 256
+"""Rows, blocks or ghost groups that a program looks at in one turn."""
+_GHOST_ENTRIES = 32
+_GATHER_ENTRIES = 4
+_PROGRAMS_PER_SM = 4
+_PROGRAMS_INTERPRETED = 3
+
+
+def resolve(
+    state: ResolverState,
+    geometry: Geometry,
+    topk: torch.Tensor,
+    request_ids: torch.Tensor,
+    state_of_request: torch.Tensor,
+    source_table: torch.Tensor,
+    resident_table: torch.Tensor,
+    hot_table: torch.Tensor,
+    scratch_table: torch.Tensor | None,
+    out: Resolution,
+) -> None:
+    """See ``hisparsed.kernels.api.resolve``; shapes and types are checked there.
+
+    On a GPU wrong values do not raise: the step (for a short hot lease, the request) comes out
+    as -1, writes no state, and the error waits for ``raise_errors``.
+    """
+    if topk.numel() == 0:
+        out.valid_counts.zero_()
+        out.swap_counts.zero_()
+        return
+    launches = resolve_launches(
+        state,
+        geometry,
+        topk,
+        request_ids,
+        state_of_request,
+        source_table,
+        resident_table,
+        hot_table,
+        scratch_table,
+        out,
+    )
+    _run(launches, state.device)
+
+
+def resolve_launches(
+    state: ResolverState,
+    geometry: Geometry,
+    topk: torch.Tensor,
+    request_ids: torch.Tensor,
+    state_of_request: torch.Tensor,
+    source_table: torch.Tensor,
+    resident_table: torch.Tensor,
+    hot_table: torch.Tensor,
+    scratch_table: torch.Tensor | None,
+    out: Resolution,
+) -> list[Launch]:
+    """The five launches of one step, in stream order."""
+    rows, width = topk.shape
+    parts = triton.cdiv(width, _CELLS)
+    space = workspace(state, rows)
+    words = space.miss_bits.shape[1]
+    known = {
+        **vars(state),
+        **vars(space),
+        **vars(out),
+        "miss_mask": out.miss_mask.view(torch.uint8),
+        "latch": latch(state.device),
+        "topk": topk,
+        "request_ids": request_ids,
+        "state_of_request": state_of_request,
+        # Without scratch any table serves: none of its blocks is read.
+        "scratch_table": request_ids if scratch_table is None else scratch_table,
+        "scratch_blocks": 0 if scratch_table is None else scratch_table.shape[0],
+        **_table("source", source_table),
+        **_table("resident", resident_table),
+        **_table("hot", hot_table),
+        "rows": rows,
+        "width": width,
+        "requests": state_of_request.shape[0],
+        "num_states": state.num_states,
+        "miss_words": words,
+        "used_words": min(words, triton.cdiv(source_table.shape[1] * geometry.block_size, 32)),
+        "ghosts": space.ghosts_seen.shape[1],
+        "host_rows": geometry.host_rows,
+        "attention_block_stride": geometry.attention_block_stride,
+        "block_size": geometry.block_size,
+        "resident_by_state": geometry.resident_by_state,
+        "cells": min(_CELLS, triton.next_power_of_2(width)),
+        "turn": _CELLS,
+        "slots": min(_SLOTS, triton.next_power_of_2(state.max_capacity)),
+        "chunk": _CHUNK,
+        "ghost_entries": _GHOST_ENTRIES,
+    }
+    return [
+        Launch.of(find_runs, (1,), known, warps=4),
+        Launch.of(classify, (rows, parts), known, warps=4),
+        Launch.of(sample, (rows, OCTILES), known, warps=8),
+        Launch.of(plan, (rows,), known, warps=16),
+        Launch.of(finalise, (rows, parts), known, warps=4),
+    ]
+
+
+def _table(name: str, table: torch.Tensor) -> dict[str, Any]:
+    return {
+        f"{name}_table": table,
+        f"{name}_pages": table.shape[1],
+        f"{name}_stride": table.stride(0),
+    }
+
+
+def gather(
+    host: torch.Tensor,
+    slab: torch.Tensor,
+    layout: RowLayout,
+    swap_host: torch.Tensor,
+    swap_physical: torch.Tensor,
+    swap_counts: torch.Tensor,
+) -> None:
+    """See ``hisparsed.kernels.api.gather``; ``host`` is pinned where the slab is on a GPU.
+
+    On a GPU entries outside the memory are left out and wait for ``raise_errors``.
+    """
+    if slab.is_cuda and not (host.is_cuda or host.is_pinned()):
+        raise ValueError("host must be pinned: the GPU reads its rows in place")
+    if swap_host.numel() == 0:
+        return
+    launch = gather_launch(host, slab, layout, swap_host, swap_physical, swap_counts)
+    _run([launch], slab.device)
+
+
+def gather_launch(
+    host: torch.Tensor,
+    slab: torch.Tensor,
+    layout: RowLayout,
+    swap_host: torch.Tensor,
+    swap_physical: torch.Tensor,
+    swap_counts: torch.Tensor,
+) -> Launch:
+    """The one launch of a gather."""
+    aligned = _alignment(layout, host.data_ptr() | slab.data_ptr())
+    word = 4 if aligned >= 4 else 1
+    page = layout.block_size * layout.row_bytes
+
+    def blocks(memory: torch.Tensor, offsets: tuple[int, ...], block_bytes: int) -> int:
+        # As many as fit the layer that starts last: a row outside is outside on every layer.
+        return max((memory.numel() - max(offsets) - page) // block_bytes + 1, 0)
+
+    return Launch.of(
+        gather_rows,
+        (_gather_programs(slab.device),),
+        {
+            "host": host,
+            "slab": slab,
+            "swap_host": swap_host,
+            "swap_physical": swap_physical,
+            "swap_counts": swap_counts,
+            "layer_offsets": _layer_offsets(layout, word, slab.device),
+            "latch": latch(slab.device),
+            "rows": swap_host.shape[0],
+            "width": swap_host.shape[1],
+            "layers": layout.layers,
+            "host_blocks": blocks(host, layout.host_offsets, layout.host_block_bytes),
+            "slab_blocks": blocks(slab, layout.slab_offsets, layout.slab_block_bytes),
+            "host_block_words": layout.host_block_bytes // word,
+            "slab_block_words": layout.slab_block_bytes // word,
+            "block_size": layout.block_size,
+            "row_words": layout.row_bytes // word,
+            "word_bytes": word,
+            "aligned_words": aligned // word,
+            "padded_words": triton.next_power_of_2(layout.row_bytes // word),
+            "entries": _GATHER_ENTRIES,
+            "chunk": _CHUNK,
+        },
+        warps=4,
+    )
+
+
+def _run(launches: list[Launch], device: torch.device) -> None:
+    # Triton launches on the current device, not on that of the tensors.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        for launch in launches:
+            launch.run()
+    if device.type == "cpu":
+        raise_latched(device)
+
+
+def _alignment(layout: RowLayout, addresses: int) -> int:
+    """Bytes, at most 16, that divide every address a row can have."""
+    every = addresses | layout.row_bytes | layout.host_block_bytes | layout.slab_block_bytes
+    for offset in (*layout.host_offsets, *layout.slab_offsets):
+        every |= offset
+    return min(every & -every, 16)
+
+
+@cache
+def _layer_offsets(layout: RowLayout, word: int, device: torch.device) -> torch.Tensor:
+    both = (layout.host_offsets, layout.slab_offsets)
+    return torch.tensor(both, dtype=torch.int64, device=device) // word
+
+
+@cache
+def _gather_programs(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _PROGRAMS_INTERPRETED
+    return _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,197 @@
+"""What only the Triton backend has to show, run by Triton's interpreter on CPU tensors.
+
+Not collected by name: test_triton.py runs this in a process of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from lockstep import Lockstep, Shape
+
+from hisparsed.kernels import backends, torch_gather, triton_backend
+from hisparsed.kernels.api import Geometry, Resolution, ResolverState, RowLayout, gather, reset
+from hisparsed.kernels.triton_errors import latch, raise_latched
+from hisparsed.kernels.triton_workspace import workspace
+
+CPU = torch.device("cpu")
+
+
+def ints(data: list[Any]) -> torch.Tensor:
+    return torch.tensor(data, dtype=torch.int32)
+
+
+def world_of_one(shape: Shape) -> tuple[Lockstep, Any]:
+    """A lockstep with one request that owns everything, and how to step it."""
+    world = Lockstep(shape)
+    world.reset(0, shape.capacity)
+    source = [list(range(1, shape.pages + 1))]
+    hot = [list(range(1, shape.hot_blocks + 1))]
+
+    def step(*rows: list[int]) -> Any:
+        return world.step(
+            list(rows), [0] * len(rows), [0], source, [[0] * shape.pages], hot, [3000]
+        )
+
+    return world, step
+
+
+def test_interpreter_is_at_work() -> None:
+    assert triton_backend.INTERPRETED
+    assert backends.pick("triton", CPU) == "triton"
+    with pytest.raises(ValueError, match="backend triton works on CUDA tensors, the state is on"):
+        backends.pick("triton", torch.device("meta"))
+
+
+def test_cut_off_searches_every_digit_of_stamps_that_lie_far_apart() -> None:
+    rng = random.Random(1)
+    world, step = world_of_one(Shape(states=1, capacity=12, topk=4, sample_period=1))
+    for jump in (0, 1, 0, 300, 70_000, 0, 20_000_000, 2_000_000_000, 0, 0):
+        world.oracle.rows[0].step += jump
+        for state in world.states.values():
+            state.step[0] += jump
+        step(rng.sample(range(96), 4))
+        step(rng.sample(range(96), 4))
+
+
+def test_more_slots_words_ghosts_and_cells_than_one_turn_looks_at() -> None:
+    rng = random.Random(2)
+    shape = Shape(
+        states=1,
+        capacity=4300,
+        positions=40_000,
+        block_size=64,
+        topk=1100,
+        host_blocks=700,
+        stride=64,
+        sample_period=1,
+        ghost_every=16,
+    )
+    _, step = world_of_one(shape)
+    for _ in range(3):
+        step(*(rng.sample(range(40_000), 1100) for _ in range(3)))
+
+
+def test_run_that_crosses_the_rows_of_one_turn() -> None:
+    """Padding up to row 254, then one request on both sides of row 256 and one behind it."""
+    shape = Shape(states=2, capacity=3, positions=8, block_size=2, topk=1, sample_period=1)
+    world = Lockstep(shape)
+    for row in range(2):
+        world.reset(row, 3)
+    tables = [[[1, 2, 3, 4], [5, 6, 7, 8]], [[0] * 4] * 2, [[1, 2], [3, 4]]]
+    for _ in range(2):
+        said = world.step(
+            [[3]] * 254 + [[row] for row in range(6)],
+            [-1] * 254 + [1, 1, 1, 1, 0, 0],
+            [0, 1],
+            *tables,
+            [3000],
+        )
+    assert said.valid == [0] * 254 + [1] * 6
+    assert world.oracle.rows[1].counters["spills"] == 2
+
+
+def refused_step() -> tuple[ResolverState, Resolution]:
+    """Two requests; the hot table of the first names one block less than its capacity needs."""
+    state = ResolverState.create(2, 8, 40, sample_period=1)
+    for row in range(2):
+        reset(state, row, capacity=8)
+    out = Resolution.create(2, 3)
+    launches = triton_backend.resolve_launches(
+        state,
+        Geometry(4, 4, 100, 100),
+        ints([[0, 9, 1], [2, 3, 5]]),
+        ints([0, 1]),
+        ints([0, 1]),
+        ints([[1, 2, 3], [3, 4, 5]]),
+        ints([[0, 0, 60], [0, 0, 0]]),
+        ints([[10, 0], [12, 13]]),
+        None,
+        out,
+    )
+    for launch in launches:
+        launch.run()
+    return state, out
+
+
+def test_refused_request_reads_nothing_and_the_others_go_on() -> None:
+    state, out = refused_step()
+    assert out.physical_rows.tolist() == [[-1, 241, -1], [48, 49, 50]]
+    assert out.valid_counts.tolist() == [1, 3]
+    assert out.swap_counts.tolist() == [0, 3]
+    assert state.step.tolist() == [0, 1]
+    assert state.counters[0].tolist() == [0] * 6
+    assert state.ghost_stamp[0].tolist() == [0]
+    with pytest.raises(ValueError, match=r"row 0: capacity 8 needs 2 hot blocks, .* names 1"):
+        raise_latched(CPU)
+    raise_latched(CPU)
+
+
+def test_latch_keeps_the_first_error_until_it_is_read() -> None:
+    refused_step()
+    latch(CPU)[5] = -7
+    refused_step()
+    assert latch(CPU).tolist()[5] == -7
+    with pytest.raises(ValueError, match="names -7"):
+        raise_latched(CPU)
+
+
+def test_sets_are_empty_between_steps_even_after_a_refusal() -> None:
+    state, _ = refused_step()
+    space = workspace(state, 2)
+    assert not space.touched.any()
+    assert not space.miss_bits.any()
+    with pytest.raises(ValueError, match="hot blocks"):
+        raise_latched(CPU)
+
+
+def test_workspace_stays_in_place_until_rows_outgrow_it() -> None:
+    state = ResolverState.create(2, 8, 40)
+    space = workspace(state, 1)
+    assert workspace(state, 1024) is space
+    assert workspace(state, 1025).first_row.shape == (2048,)
+
+
+def row_copies(row_bytes: int, offset: int) -> RowLayout:
+    page = 4 * row_bytes
+    return RowLayout(
+        4, row_bytes, 2 * page + offset, 3 * page + offset, (0, page), (offset, offset + page)
+    )
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "offset", "word", "vector"),
+    [(5, 1, 1, 1), (12, 4, 4, 1), (16, 0, 4, 4), (656, 16, 4, 4)],
+)
+def test_one_cold_request_is_dealt_to_all_programs(
+    row_bytes: int, offset: int, word: int, vector: int
+) -> None:
+    generator = torch.Generator().manual_seed(row_bytes)
+    layout = row_copies(row_bytes, offset)
+    host, slab = (
+        torch.randint(0, 256, (60 * layout.slab_block_bytes,), generator=generator).byte()
+        for _ in range(2)
+    )
+    swaps = [torch.randperm(160, generator=generator)[:120].view(3, 40) for _ in range(2)]
+    counts = ints([40, 1, 0])
+    expected = slab.clone()
+    torch_gather.gather(host, expected, layout, *swaps, counts)
+    launch = triton_backend.gather_launch(host, slab, layout, *swaps, counts)
+    assert (launch.arguments["word_bytes"], launch.arguments["aligned_words"]) == (word, vector)
+    assert launch.grid[0] * launch.arguments["entries"] < 40
+    gather(host, slab, layout, *swaps, counts, backend="triton")
+    assert torch.equal(slab, expected)
+
+
+def test_row_outside_is_left_out_on_every_layer_and_the_rest_is_copied() -> None:
+    layout = row_copies(16, 0)
+    host, slab = torch.arange(20 * 192).byte(), torch.zeros(20 * 192, dtype=torch.uint8)
+    expected = slab.clone()
+    swap_host, swap_physical = torch.tensor([[3, 10_000, 9]]), torch.tensor([[5, 1, 2]])
+    torch_gather.gather(host, expected, layout, swap_host[:, ::2], swap_physical[:, ::2], ints([2]))
+    with pytest.raises(IndexError, match="host row 10000 to physical row 1 reaches outside"):
+        gather(host, slab, layout, swap_host, swap_physical, ints([3]), backend="triton")
+    assert torch.equal(slab, expected)
