@@ -23,9 +23,10 @@ def fresh_choice() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("cpp_is_built", "fresh_choice")
-def test_auto_is_cpp_on_the_cpu_and_torch_elsewhere() -> None:
+def test_auto_is_cpp_on_the_cpu_triton_on_cuda_and_torch_elsewhere() -> None:
     assert backends.pick("auto", CPU) == "cpp"
     assert backends.pick("auto", torch.device("meta")) == "torch"
+    assert backends.pick("auto", torch.device("cuda")) == "triton"
     with pytest.raises(ValueError, match="backend cpp works on CPU tensors, the state is on meta"):
         backends.pick("cpp", torch.device("meta"))
 
