@@ -38,7 +38,7 @@ class ControlServer:
         self._end_streams = end_streams
         self._lock_file: int | None = None
         self._identity: tuple[int, int] | None = None
-        self._server: _QuietServer | None = None
+        self._server: QuietServer | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -54,7 +54,7 @@ class ControlServer:
             lifespan="off",
             timeout_graceful_shutdown=_STOP_S,
         )
-        self._server = _QuietServer(config)
+        self._server = QuietServer(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         ready = asyncio.create_task(self._server.ready.wait())
         await asyncio.wait({ready, self._serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -125,7 +125,7 @@ class ControlServer:
             self._lock_file = None
 
 
-class _QuietServer(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """Leaves signals to the daemon, and says when it answers."""
 
     def __init__(self, config: uvicorn.Config) -> None:

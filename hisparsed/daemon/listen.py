@@ -13,17 +13,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import uvicorn
-
 from hisparsed.errors import UserError
-
-
-class QuietServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to the daemon."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def bind_tcp(host: str, port: int, *, key: str) -> socket.socket:

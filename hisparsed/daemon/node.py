@@ -21,10 +21,10 @@ from hisparsed.config.node import NodeConfig, read_api_keys
 from hisparsed.control.engine_port import EngineGone
 from hisparsed.control.policy_source import PolicySource
 from hisparsed.control.records import EventKind
-from hisparsed.control.socket import ControlServer
+from hisparsed.control.socket import ControlServer, QuietServer
 from hisparsed.control.status import Lifecycle
 from hisparsed.daemon.gate import Gate, SessionLimit
-from hisparsed.daemon.listen import QuietServer, bind_tcp, make_state_dir, state_lock
+from hisparsed.daemon.listen import bind_tcp, make_state_dir, state_lock
 from hisparsed.daemon.metrics_page import GateCollector, metrics_app, metrics_page
 from hisparsed.daemon.parts import ControlParts, build_control
 from hisparsed.engine.names import SERVED_MODEL_NAME
