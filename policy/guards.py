@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hisparsed.policy.memory import Direction, MoveHistory
 from hisparsed.policy.reasons import Reason
-from hisparsed.policy.schema import BackOff
+from hisparsed.policy.schema_levers import BackOff
 
 
 def pace(history: MoveHistory, back_off: BackOff) -> float:
