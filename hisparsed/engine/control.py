@@ -17,7 +17,7 @@ from hisparsed.engine.admission import WaitingCall, held_prefix_first
 from hisparsed.engine.chunks import ChunkLayout
 from hisparsed.engine.held_prefix import HeldPrefix
 from hisparsed.engine.host_pool import CountingHostPool
-from hisparsed.engine.hot_lease import CountingResidentManager, LeasedHotManager
+from hisparsed.engine.hot_lease import LeasedHotManager
 from hisparsed.engine.ledger import HostLedger
 from hisparsed.engine.messages import (
     AdmissionCommand,
@@ -32,6 +32,7 @@ from hisparsed.engine.messages import (
     RequestsReport,
 )
 from hisparsed.engine.offload import LentOffloadingManager
+from hisparsed.engine.resident import CountingResidentManager
 from hisparsed.engine.sessions import SessionTable
 from hisparsed.engine.worker_report import WorkerReport
 

@@ -1,0 +1,113 @@
+"""Resident pages: counted request by request, and admitted as vLLM means them to be.
+
+A report walks no pages, because changes are counted where they happen. Not here: which pages
+leave the GPU, which is vLLM's coordinator's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.v1.core.single_type_kv_cache_manager import HiSparseResidentManager
+from vllm.v1.hisparse.types import ACTIVE_TAIL_PAGES
+
+
+class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
+    """A resident manager that knows how many pages of each request are only on the host."""
+
+    def start_counting(self) -> None:
+        self.host_only_pages: dict[str, int] = {}
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence[Any],
+        total_computed_tokens: int,
+        num_local_computed_tokens: int,
+        *args: Any,
+        apply_admission_cap: bool = False,
+        **kwargs: Any,
+    ) -> int:
+        """vLLM's need, with the admission cap also where a prefix comes from outside.
+
+        vLLM 0.32 and 0.33 leave the cap out there and ask for a page for all of the
+        remainder at once, though a prefill holds no more than its steps in flight. Where
+        that is more than the GPU pool, the call is never admitted and blocks those behind.
+        """
+        needed = super().get_num_blocks_to_allocate(
+            request_id,
+            num_tokens,
+            new_computed_blocks,
+            total_computed_tokens,
+            num_local_computed_tokens,
+            *args,
+            apply_admission_cap=apply_admission_cap,
+            **kwargs,
+        )
+        if apply_admission_cap and total_computed_tokens > num_local_computed_tokens:
+            # One more than the cap: the last imported page stays writable beside the steps.
+            return min(int(needed), 1 + int(self.max_admission_blocks_per_request))
+        return int(needed)
+
+    def _add_host_only(self, request_id: str, pages: int) -> None:
+        self.host_only_pages[request_id] = self.host_only_pages.get(request_id, 0) + pages
+
+    def add_local_computed_blocks(
+        self,
+        request_id: str,
+        new_computed_blocks: Sequence[Any],
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+    ) -> None:
+        before = len(self.req_to_blocks.get(request_id, ()))
+        super().add_local_computed_blocks(
+            request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
+        )
+        self._add_host_only(request_id, len(self.req_to_blocks[request_id]) - before)
+
+    def allocate_external_computed_blocks(
+        self,
+        request_id: str,
+        num_local_computed_tokens: int,
+        num_external_computed_tokens: int,
+        record_for_zeroing: bool = True,
+    ) -> None:
+        before = len(self.req_to_blocks.get(request_id, ()))
+        tail_page = (num_local_computed_tokens + num_external_computed_tokens - 1) // (
+            self.block_size
+        )
+        tail_missing = tail_page < before and self.get_resident_page(request_id, tail_page) is None
+        super().allocate_external_computed_blocks(
+            request_id, num_local_computed_tokens, num_external_computed_tokens, record_for_zeroing
+        )
+        added = len(self.req_to_blocks[request_id]) - before
+        # The tail page is always resident afterwards; every other added page is null.
+        self._add_host_only(request_id, added - 1 if added else -int(tail_missing))
+
+    def adopt_resident_page(self, request_id: str, block_idx: int, block: Any) -> bool:
+        adopted = bool(super().adopt_resident_page(request_id, block_idx, block))
+        if adopted:
+            self._add_host_only(request_id, -1)
+        return adopted
+
+    def drop_resident_page(self, request_id: str, block_idx: int) -> Any:
+        block = super().drop_resident_page(request_id, block_idx)
+        if block is not None:
+            self._add_host_only(request_id, 1)
+        return block
+
+    def pop_blocks_for_free(self, request_id: str) -> list[Any]:
+        blocks: list[Any] = super().pop_blocks_for_free(request_id)
+        self.host_only_pages.pop(request_id, None)
+        return blocks
+
+    def residency(self, request_id: str) -> str:
+        """``full``, ``mixed`` or ``none``: vLLM keeps the active tail resident always, so
+        a request with nothing but its tail on the GPU counts as none."""
+        host_only = self.host_only_pages.get(request_id, 0)
+        if host_only == 0:
+            return "full"
+        resident = len(self.req_to_blocks.get(request_id, ())) - host_only
+        return "none" if resident <= ACTIVE_TAIL_PAGES else "mixed"

@@ -1,0 +1,75 @@
+"""A call whose prefix comes back from the offload pool is admitted like any other.
+
+vLLM asks for a resident page for the whole remainder of such a call, in every group, and waits
+for ever where the GPU pool is smaller than that.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversations import EngineShape, apply, build_engine, core_of, report
+
+from hisparsed.engine.resident import CountingResidentManager
+
+pytestmark = pytest.mark.engine
+
+PREFIX_TOKENS = 320
+LONG_TOKENS = 1900
+SHAPE = EngineShape(
+    gpu_blocks=260, max_num_batched_tokens=128, max_num_seqs=4, max_multiplier=1, seed=11
+)
+
+
+def text(tokens: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(32, 127) for _ in range(tokens)]
+
+
+def serve(engine: Any, name: str, prompt: list[int], max_steps: int = 400) -> tuple[list[int], int]:
+    """The answer and its cached tokens; fails where the call does not end."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    engine.add_request(name, {"prompt_token_ids": prompt}, params)
+    for _ in range(max_steps):
+        for output in engine.step():
+            if output.finished:
+                return list(output.outputs[0].token_ids), int(output.num_cached_tokens or 0)
+    raise TimeoutError(f"{name} did not end: {report(engine)['requests']}")
+
+
+@pytest.fixture
+def engine_with_an_offloaded_prefix(tmp_path: Path) -> Any:
+    """Its host pool holds the prefix; the indexer pages of it are only in the offload pool."""
+    engine = build_engine(tmp_path, SHAPE)
+    apply(engine, {"offload_target_blocks": 200})
+    serve(engine, "first", text(PREFIX_TOKENS, seed=1))
+    serve(engine, "other", text(LONG_TOKENS, seed=2))
+    return engine
+
+
+def continued() -> list[int]:
+    return [*text(PREFIX_TOKENS, seed=1), *text(LONG_TOKENS - PREFIX_TOKENS, seed=3)]
+
+
+def test_a_long_call_with_an_offloaded_prefix_is_admitted(
+    engine_with_an_offloaded_prefix: Any,
+) -> None:
+    _, cached = serve(engine_with_an_offloaded_prefix, "continued", continued())
+    assert cached == PREFIX_TOKENS, "the prefix must come from the offload pool for this to count"
+
+
+def test_without_our_manager_it_waits_for_ever_on_an_empty_node(
+    engine_with_an_offloaded_prefix: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(CountingResidentManager, "get_num_blocks_to_allocate")
+    with pytest.raises(TimeoutError):
+        serve(engine_with_an_offloaded_prefix, "continued", continued())
+    requests = report(engine_with_an_offloaded_prefix)["requests"]
+    assert (requests["running"], requests["waiting"]) == (0, 1)
+    pool = core_of(engine_with_an_offloaded_prefix).scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "everything but the null block"
