@@ -32,6 +32,7 @@ from hisparsed.engine.messages import (
     RequestsReport,
 )
 from hisparsed.engine.offload import LentOffloadingManager
+from hisparsed.engine.request_table import resident_blocks
 from hisparsed.engine.resident import CountingResidentManager
 from hisparsed.engine.sessions import SessionTable
 from hisparsed.engine.worker_report import WorkerReport
@@ -163,7 +164,8 @@ class EngineControl:
         if not self.ledger.settled():
             self.ledger.advance(self.head_need_blocks())
         waiting = self._scheduler.waiting
-        if self._admission.order == "held-prefix-first" and len(waiting) > 1:
+        by_hand = self._scheduler.stall.stalled
+        if self._admission.order == "held-prefix-first" and len(waiting) > 1 and not by_hand:
             self._reorder(waiting, now_s)
 
     def after_schedule(self, output: Any) -> None:
@@ -176,6 +178,10 @@ class EngineControl:
         self._waiting_for_blocks = bool(waiting) and not limited and room
         below_own_limit = scheduler.max_num_active_reqs < self._configured_max_running
         self._held_back = waiting if limited and below_own_limit else 0
+
+    def transfers_in_flight(self) -> bool:
+        """Whether copies or loads run whose end could free memory."""
+        return bool(self._coordinator.has_pending_work() or self._offload.in_flight_chunks)
 
     def request_added(self, request: Any, now_s: float) -> None:
         self.sessions.start(request.request_id, request.block_hashes, request.num_tokens, now_s)
@@ -300,6 +306,7 @@ class EngineControl:
                 head_need_blocks=self.head_need_blocks(),
             ),
             gpu_free_blocks=self._cache_manager.block_pool.get_num_free_blocks(),
+            gpu_resident_blocks=resident_blocks(self._resident),
             waiting_for_blocks=self._waiting_for_blocks,
             requests=self._requests_report(),
             hot=HotReport(
@@ -322,6 +329,11 @@ class EngineControl:
             report_us=0.0,
         )
 
+    @property
+    def resident_managers(self) -> list[CountingResidentManager]:
+        """One a hot group, for the table of requests."""
+        return self._resident
+
     def _requests_report(self) -> RequestsReport:
         running, waiting = self._scheduler.get_request_counts()
         counts = {"full": 0, "mixed": 0, "none": 0}
@@ -334,6 +346,9 @@ class EngineControl:
             preemptions=self.preemptions,
             finished=self.finished,
             held_back=self._held_back,
+            stalls_found=self._scheduler.stall.counts.found,
+            stalls_resolved=self._scheduler.stall.counts.resolved,
+            stalls_given_up=self._scheduler.stall.counts.given_up,
             **counts,
         )
 

@@ -65,6 +65,11 @@ class RequestsReport(_Message):
     finished: int
     held_back: int
     """Requests that the active admission limit, not memory, keeps waiting."""
+    stalls_found: int = 0
+    """Times that nothing ran though calls waited and memory was free."""
+    stalls_resolved: int = 0
+    stalls_given_up: int = 0
+    """Calls that were failed because nothing else helped."""
 
 
 class MissCurvePoint(_Message):
@@ -99,6 +104,8 @@ class EngineReport(_Message):
     geometry: GeometryReport
     host: HostReport
     gpu_free_blocks: int
+    gpu_resident_blocks: int = 0
+    """GPU blocks that hold sparse-MLA pages of running requests."""
     waiting_for_blocks: bool
     requests: RequestsReport
     hot: HotReport
@@ -110,6 +117,41 @@ class EngineReport(_Message):
     default_watermark: bool
     report_us: float
     """Engine-thread time that taking this report cost."""
+
+
+class RequestRow(_Message):
+    """One request. Rows are counted over all index groups; counters are of its life so far."""
+
+    request_id: str
+    state: str
+    """running, waiting or preempted."""
+    residency: str | None
+    """full, mixed or none; ``None`` while it holds no page."""
+    context_tokens: int
+    computed_tokens: int
+    resident_share: float | None
+    """Share of its sparse-MLA pages that are on the GPU."""
+    hot_rows: int
+    hot_capacity_rows: int
+    references: int
+    resident: int
+    hits: int
+    loads: int
+    preemptions: int
+    age_s: float
+    """Since it arrived."""
+
+
+class RequestTable(_Message):
+    """Running requests first, then waiting ones in the order in which they would start."""
+
+    rows: list[RequestRow]
+    running: int
+    waiting: int
+    omitted: int
+    """Requests beyond the longest table."""
+    took_us: float
+    """Engine-thread time that making it cost."""
 
 
 class AdmissionCommand(_Message):

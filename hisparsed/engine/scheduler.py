@@ -1,21 +1,30 @@
 """vLLM's scheduler with hisparsed's control attached, by ``scheduler_cls``.
 
 Adds no scheduling of its own: it lets the ledger and the admission order act before each
-pass and counts afterwards. One mixin, two classes, as vLLM has a synchronous and an
-asynchronous scheduler.
+pass, counts afterwards, and steps in only where nothing runs though it could. One mixin, two
+classes, as vLLM has a synchronous and an asynchronous scheduler.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.request import RequestStatus
 
 from hisparsed.engine.control import EngineControl, ResizeHot
-from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
+from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport, RequestTable
+from hisparsed.engine.request_table import HotRows, request_table
+from hisparsed.engine.stall import Remedy, StallWatch, StepPicture
 from hisparsed.engine.worker_report import WorkerReport
+
+log = logging.getLogger("hisparsed.engine")
 
 
 class ControlledScheduler:
@@ -25,13 +34,63 @@ class ControlledScheduler:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.stall = StallWatch()
+        self._given_up: list[Any] = []
         self.hisparsed = EngineControl(self)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self.hisparsed.before_schedule(time.monotonic())
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self.hisparsed.after_schedule(output)
+        self._relieve_stall(output.total_num_scheduled_tokens)
         return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        for request in self._given_up:
+            of_client = outputs.setdefault(request.client_index, EngineCoreOutputs())
+            of_client.outputs.append(
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    new_token_ids=[],
+                    finish_reason=request.get_finished_reason(),
+                )
+            )
+        self._given_up.clear()
+        return outputs
+
+    def _relieve_stall(self, scheduled_tokens: int) -> None:
+        scheduler: Any = self
+        picture = StepPicture(
+            now_s=time.monotonic(),
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            scheduled_tokens=scheduled_tokens,
+            transfers=bool(scheduler.kv_holding_waiting) or self.hisparsed.transfers_in_flight(),
+            paused=scheduler.pause_state is not PauseState.UNPAUSED,
+        )
+        remedy = self.stall.step(picture)
+        if remedy is None:
+            return
+        head = scheduler.waiting.peek_request()
+        log.warning(
+            "Nothing runs and %d calls wait with memory free: %s (head %s, %d tokens).",
+            picture.waiting,
+            remedy,
+            head.request_id,
+            head.num_tokens,
+        )
+        if remedy is Remedy.LIFT_LIMIT:
+            scheduler.max_num_active_reqs = max(1, scheduler.max_num_active_reqs)
+        elif remedy is Remedy.NEXT_IN_LINE:
+            scheduler.waiting.pop_request()
+            scheduler.waiting.add_request(head)
+        elif remedy is Remedy.FORGET_PREFIX:
+            head.skip_reading_prefix_cache = True
+        else:
+            self._given_up.extend(
+                scheduler.finish_requests(head.request_id, RequestStatus.FINISHED_ERROR)
+            )
 
     def add_request(self, request: Any) -> None:
         known = request.request_id in self.requests  # type: ignore[attr-defined]
@@ -62,6 +121,9 @@ class ControlledScheduler:
         started = time.perf_counter()
         result = self.hisparsed.apply(command, resize_hot)
         return result.model_copy(update={"apply_us": (time.perf_counter() - started) * 1e6})
+
+    def hisparsed_requests(self, hot: Mapping[str, HotRows]) -> RequestTable:
+        return request_table(self, self.hisparsed.resident_managers, hot)
 
 
 class HisparsedScheduler(ControlledScheduler, Scheduler):  # type: ignore[misc]

@@ -14,6 +14,7 @@ import pytest
 from conversations import EngineShape, apply, build_engine, core_of, report
 
 from hisparsed.engine.resident import CountingResidentManager
+from hisparsed.engine.stall import StallLimits, StallWatch
 
 pytestmark = pytest.mark.engine
 
@@ -67,9 +68,47 @@ def test_without_our_manager_it_waits_for_ever_on_an_empty_node(
     engine_with_an_offloaded_prefix: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(CountingResidentManager, "get_num_blocks_to_allocate")
+    monkeypatch.setattr(StallWatch, "step", lambda watch, picture: None)
     with pytest.raises(TimeoutError):
         serve(engine_with_an_offloaded_prefix, "continued", continued())
     requests = report(engine_with_an_offloaded_prefix)["requests"]
     assert (requests["running"], requests["waiting"]) == (0, 1)
     pool = core_of(engine_with_an_offloaded_prefix).scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "everything but the null block"
+
+
+def test_a_wait_that_nobody_foresaw_is_found_and_the_call_recomputed(
+    engine_with_an_offloaded_prefix: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(CountingResidentManager, "get_num_blocks_to_allocate")
+    engine = engine_with_an_offloaded_prefix
+    core_of(engine).scheduler.stall = StallWatch(StallLimits(after_s=0.0, between_s=0.0))
+    _, cached = serve(engine, "continued", continued())
+    assert cached == 0
+    requests = report(engine)["requests"]
+    assert (requests["stalls_found"], requests["stalls_resolved"]) == (1, 1)
+    assert requests["stalls_given_up"] == 0
+
+
+def test_a_call_that_nothing_helps_fails_and_the_next_one_is_served(
+    engine_with_an_offloaded_prefix: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import SamplingParams
+
+    engine = engine_with_an_offloaded_prefix
+    scheduler = core_of(engine).scheduler
+    scheduler.stall = StallWatch(StallLimits(after_s=0.0, between_s=0.0, give_up_after_s=0.0))
+    stock = scheduler.kv_cache_manager.allocate_slots
+
+    def never_for_long_calls(request: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if request.request_id.startswith("long") else stock(request, *args, **kwargs)
+
+    monkeypatch.setattr(scheduler.kv_cache_manager, "allocate_slots", never_for_long_calls)
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    engine.add_request("long", {"prompt_token_ids": text(900, seed=4)}, params)
+    ended = []
+    while not ended:
+        ended = [output for output in engine.step() if output.finished]
+    assert [output.outputs[0].finish_reason for output in ended] == ["error"]
+    assert len(serve(engine, "short", text(64, seed=5))[0]) == 4
+    assert report(engine)["requests"]["stalls_given_up"] == 1
