@@ -31,7 +31,18 @@ class GateCollector(Collector):
         )
         refused.add_metric(("draining",), self._gate.counters.refused_draining)
         refused.add_metric(("session-limit",), self._gate.counters.refused_session)
+        refused.add_metric(("body-size",), self._gate.counters.refused_size)
         yield refused
+        yield GaugeMetricFamily(
+            "hisparsed_held_requests",
+            "Requests of new sessions that the gate holds back now.",
+            self._gate.door.held,
+        )
+        yield CounterMetricFamily(
+            "hisparsed_requests_held",
+            "Requests of new sessions that the gate ever held back.",
+            self._gate.door.held_total,
+        )
 
 
 def metrics_page(registry: CollectorRegistry) -> bytes:

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from hisparsed.control.engine_port import EngineGone, ServingCounters
-from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
+from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport, RequestTable
 from hisparsed.engine.plugin import CONTROL_METHOD, LAUNCHED_ENV
 
 _CALL_TIMEOUT_S = 30.0
@@ -24,20 +24,29 @@ class EngineHandle:
     def __init__(self, llm: Any, stat_logger: Any) -> None:
         self.llm = llm
         self._stat_logger = stat_logger
+        self.reports = 0
+        """Reports taken so far; the counts below are the last one's."""
         self.waiting_calls = 0
-        """Calls waiting in the engine, as of the last report."""
+        self.room_for_calls = 0
+        """Calls that could have started running at once."""
 
     def is_alive(self) -> bool:
         return not self.llm.errored
 
     async def report(self) -> EngineReport:
         report = EngineReport.model_validate(await self._call("report", {}))
+        self.reports += 1
         self.waiting_calls = report.requests.waiting
+        self.room_for_calls = max(0, report.max_running - report.requests.running)
         return report
 
     async def apply(self, command: EngineCommand) -> ApplyResult:
         payload = command.model_dump(exclude_none=True)
         return ApplyResult.model_validate(await self._call("apply", payload))
+
+    async def requests(self) -> RequestTable:
+        """A line a request; takes engine-thread time, so only for somebody who looks."""
+        return RequestTable.model_validate(await self._call("requests", {}))
 
     def serving(self) -> ServingCounters:
         counters: ServingCounters = self._stat_logger.counters()

@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from hisparsed.daemon.gate import Gate, SessionLimit
+from hisparsed.daemon.gate import MAX_BODY_BYTES, Gate
+from hisparsed.daemon.session_door import Queue, SessionDoor, SessionLimit
 
 
 class Node:
@@ -39,15 +40,16 @@ class Node:
                 Route("/v1/models", models),
             ]
         )
-        self.gate = Gate(
-            app,
-            clock=lambda: self.now_s,
-            waiting_calls=lambda: self.waiting,
-            metrics_page=lambda: b"hisparsed_up 1\n",
-        )
+        self.reports = 0
+        self.door = SessionDoor(clock=lambda: self.now_s, queue=self.report, look_every_s=0.0)
+        self.gate = Gate(app, door=self.door, metrics_page=lambda: b"hisparsed_up 1\n")
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=self.gate), base_url="http://node"
         )
+
+    def report(self) -> Queue:
+        self.reports += 1
+        return Queue(self.reports, self.waiting, room=0 if self.waiting else 8)
 
     async def call(self, session: str | None = None) -> httpx.Response:
         headers = {"x-hisparsed-session": session} if session else {}
@@ -98,7 +100,7 @@ async def test_a_draining_node_refuses_new_calls_and_finishes_open_ones(node: No
     node.go_on.clear()
     call = asyncio.create_task(node.call())
     await until(lambda: node.gate.open_requests == 1)
-    node.gate.draining = True
+    node.gate.drain()
     refused = await node.call()
     assert refused.status_code == 503
     assert refused.headers["retry-after"] == "5"
@@ -111,7 +113,7 @@ async def test_a_draining_node_refuses_new_calls_and_finishes_open_ones(node: No
 
 async def test_new_sessions_get_429_while_calls_wait_and_known_ones_pass(node: Node) -> None:
     assert (await node.call("known")).status_code == 200
-    node.gate.limit = SessionLimit(max_waiting=2, retry_after_s=7.4)
+    node.door.limit = SessionLimit(max_waiting=2, retry_after_s=7.4)
     node.waiting = 2
     assert (await node.call("known")).status_code == 200
     refused = await node.call("new")
@@ -123,7 +125,7 @@ async def test_new_sessions_get_429_while_calls_wait_and_known_ones_pass(node: N
 
 
 async def test_nobody_is_refused_where_nothing_waits(node: Node) -> None:
-    node.gate.limit = SessionLimit(max_waiting=0)
+    node.door.limit = SessionLimit(max_waiting=0)
     assert (await node.call("new")).status_code == 200
     node.waiting = 1
     assert (await node.call("other")).status_code == 429
@@ -131,7 +133,7 @@ async def test_nobody_is_refused_where_nothing_waits(node: Node) -> None:
 
 async def test_sessions_are_forgotten_after_their_time(node: Node) -> None:
     await node.call("old")
-    node.gate.limit = SessionLimit(max_waiting=0)
+    node.door.limit = SessionLimit(max_waiting=0)
     node.waiting = 1
     node.now_s = 299.0
     assert (await node.call("old")).status_code == 200
@@ -149,8 +151,97 @@ async def test_an_application_error_does_not_leak_an_open_request() -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("engine gone")
 
-    gate = Gate(broken, clock=lambda: 0.0, waiting_calls=lambda: 0, metrics_page=lambda: b"")
+    door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
+    gate = Gate(broken, door=door, metrics_page=lambda: b"")
     transport = httpx.ASGITransport(app=gate, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         assert (await client.post("/v1/completions", json={})).status_code == 500
     assert gate.open_requests == 0
+
+
+def chat(*texts: str) -> dict[str, Any]:
+    roles = ("system", "user", "assistant", "user", "assistant", "user")
+    return {
+        "model": "m",
+        "messages": [
+            {"role": role, "content": text} for role, text in zip(roles, texts, strict=False)
+        ],
+    }
+
+
+async def test_a_session_is_known_by_what_its_prompt_begins_with(node: Node) -> None:
+    async def post(call: dict[str, Any]) -> int:
+        return (await node.client.post("/v1/completions", json=call)).status_code
+
+    assert await post(chat("be brief", "hello")) == 200
+    node.door.limit = SessionLimit(max_waiting=0)
+    node.waiting = 1
+    assert await post(chat("be brief", "hello", "hi", "go on")) == 200
+    assert await post(chat("be brief", "another")) == 429, "a common system prompt is no session"
+    assert await post(chat("be brief", "hello", "hi", "go on", "so", "more")) == 200
+
+
+async def test_where_the_policy_says_wait_a_new_session_starts_when_the_queue_is_gone(
+    node: Node,
+) -> None:
+    node.door.limit = SessionLimit(max_waiting=0, when_full="wait", max_wait_s=60.0)
+    node.waiting = 1
+    call = asyncio.create_task(node.call("new"))
+    await until(lambda: node.door.held == 1)
+    assert not call.done()
+    node.waiting = 0
+    assert (await call).status_code == 200
+    assert (node.door.held, node.door.held_total) == (0, 1)
+
+
+async def test_who_waited_the_longest_allowed_time_gets_429(node: Node) -> None:
+    node.door.limit = SessionLimit(max_waiting=0, when_full="wait", max_wait_s=60.0)
+    node.waiting = 1
+    call = asyncio.create_task(node.call("new"))
+    await until(lambda: node.door.held == 1)
+    node.now_s = 60.0
+    assert (await call).status_code == 429
+
+
+async def test_a_client_that_hangs_up_is_no_longer_held(node: Node) -> None:
+    node.door.limit = SessionLimit(max_waiting=0, when_full="wait")
+    node.waiting = 1
+    parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    answers: list[Any] = []
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    parts.put_nowait({"type": "http.request", "body": b"{}"})
+    call = asyncio.create_task(node.gate(scope, parts.get, send))
+    await until(lambda: node.door.held == 1)
+    parts.put_nowait({"type": "http.disconnect"})
+    await call
+    assert (node.door.held, node.gate.open_requests, answers) == (0, 0, [])
+
+
+async def test_a_node_that_stops_holds_nobody_back(node: Node) -> None:
+    node.door.limit = SessionLimit(max_waiting=0, when_full="wait")
+    node.waiting = 1
+    call = asyncio.create_task(node.call("new"))
+    await until(lambda: node.door.held == 1)
+    node.gate.drain()
+    assert (await call).status_code == 503
+
+
+async def test_a_body_beyond_the_limit_is_refused_before_it_is_read_whole(node: Node) -> None:
+    parts = iter([b"x" * (MAX_BODY_BYTES // 2)] * 4)
+    taken = 0
+
+    async def stream() -> Any:
+        nonlocal taken
+        for part in parts:
+            taken += 1
+            yield part
+
+    answer = await node.client.post("/v1/completions", content=stream())
+    assert answer.status_code == 413
+    assert answer.json()["error"]["type"] == "request_too_large"
+    assert taken == 3
+    assert node.gate.counters.refused_size == 1

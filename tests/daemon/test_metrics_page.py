@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hisparsed.daemon.gate import Gate
 from hisparsed.daemon.metrics_page import GateCollector, metrics_app, metrics_page
+from hisparsed.daemon.session_door import Queue, SessionDoor
 
 
 async def unused(scope: object, receive: object, send: object) -> None:
@@ -16,7 +17,8 @@ async def unused(scope: object, receive: object, send: object) -> None:
 
 async def test_metrics_are_at_their_path_without_a_redirect() -> None:
     registry = CollectorRegistry()
-    gate = Gate(unused, clock=lambda: 0.0, waiting_calls=lambda: 0, metrics_page=lambda: b"")
+    door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
+    gate = Gate(unused, door=door, metrics_page=lambda: b"")
     gate.counters.refused_session = 3
     registry.register(GateCollector(gate))
     transport = httpx.ASGITransport(app=metrics_app(lambda: metrics_page(registry)))
