@@ -134,8 +134,9 @@ _HEAD = """# Metrics
 a ratio is 1 for the whole. A reading that is not known yet is left out. This page is written by
 `python -m hisparsed.control.metrics > docs/metrics.md`.
 
-The gate in front of the OpenAI API adds `hisparsed_open_requests` (gauge) and
-`hisparsed_refused_requests_total` (counter, label `reason`: `draining` or `session-limit`).
+The gate in front of the OpenAI API adds `hisparsed_open_requests`, `hisparsed_held_requests`
+(gauges), `hisparsed_requests_held_total` and `hisparsed_refused_requests_total` (counters; label
+`reason`: `draining`, `session-limit`, `max-context` or `body-size`).
 
 | Name | Type | Labels | Meaning |
 | --- | --- | --- | --- |

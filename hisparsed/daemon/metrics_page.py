@@ -14,29 +14,34 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hisparsed.daemon.gate import Gate
+from hisparsed.engine.context_limit import ContextLimit
 
 
 class GateCollector(Collector):
-    """Open and refused requests, read from the gate when asked."""
+    """Open, held and refused requests, read where they are counted when asked."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, context: ContextLimit) -> None:
         self._gate = gate
+        self._context = context
 
     def collect(self) -> Iterator[Any]:
         yield GaugeMetricFamily(
             "hisparsed_open_requests", "Requests being answered now.", self._gate.open_requests
         )
         refused = CounterMetricFamily(
-            "hisparsed_refused_requests", "Requests refused at the gate.", labels=("reason",)
+            "hisparsed_refused_requests",
+            "Requests refused before the engine saw them.",
+            labels=("reason",),
         )
         refused.add_metric(("draining",), self._gate.counters.refused_draining)
         refused.add_metric(("session-limit",), self._gate.counters.refused_session)
         refused.add_metric(("body-size",), self._gate.counters.refused_size)
+        refused.add_metric(("max-context",), self._context.refused)
         yield refused
         yield GaugeMetricFamily(
             "hisparsed_held_requests",
-            "Requests of new sessions that the gate holds back now.",
-            self._gate.door.held,
+            "Requests that a limit of the policy keeps out of the engine now.",
+            self._gate.door.held + self._context.waiting,
         )
         yield CounterMetricFamily(
             "hisparsed_requests_held",

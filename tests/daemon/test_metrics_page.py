@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hisparsed.daemon.gate import Gate
 from hisparsed.daemon.metrics_page import GateCollector, metrics_app, metrics_page
 from hisparsed.daemon.session_door import Queue, SessionDoor
+from hisparsed.engine.context_limit import ContextLimit
 
 
 async def unused(scope: object, receive: object, send: object) -> None:
@@ -20,7 +21,7 @@ async def test_metrics_are_at_their_path_without_a_redirect() -> None:
     door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
     gate = Gate(unused, door=door, metrics_page=lambda: b"")
     gate.counters.refused_session = 3
-    registry.register(GateCollector(gate))
+    registry.register(GateCollector(gate, ContextLimit()))
     transport = httpx.ASGITransport(app=metrics_app(lambda: metrics_page(registry)))
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         page = await client.get("/metrics")

@@ -6,10 +6,12 @@ only; the rest of a call is vLLM's to judge.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.engine.async_llm import AsyncLLM
+
+from hisparsed.engine.limited_llm import LimitedLLM
 
 NEUTRAL: dict[str, object] = {
     "presence_penalty": 0.0,
@@ -39,14 +41,14 @@ def unsupported_reason(params: Any) -> str | None:
     return None
 
 
-class ReferenceLLM(AsyncLLM):  # type: ignore[misc]
+class ReferenceLLM(LimitedLLM):
     """vLLM's engine front that looks at each request before it takes it in."""
 
-    async def add_request(
-        self, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any
-    ) -> Any:
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
+    ) -> AsyncGenerator[Any, None]:
         """Raises ``VLLMValidationError``, which vLLM's API answers with 400."""
-        reason = unsupported_reason(params)
+        reason = unsupported_reason(sampling_params)
         if reason is not None:
             raise VLLMValidationError(reason)
-        return await super().add_request(request_id, prompt, params, *rest, **named)
+        return super().generate(prompt, sampling_params, request_id, **named)

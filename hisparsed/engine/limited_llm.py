@@ -1,0 +1,59 @@
+"""vLLM's engine front with the operator's context limit in it.
+
+Every node's front is one of these. Judges lengths only; order and number of calls are the
+gate's and the scheduler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from functools import cached_property
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from hisparsed.engine.context_limit import CallLength, CallTooLongError, ContextLimit
+
+
+class LimitedLLM(AsyncLLM):  # type: ignore[misc]
+    """vLLM's engine front with a context limit that can change while it serves."""
+
+    @cached_property
+    def context_limit(self) -> ContextLimit:
+        return ContextLimit()
+
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
+    ) -> AsyncGenerator[Any, None]:
+        """As vLLM's. Raises ``VLLMValidationError`` when called, not when iterated, so that
+        its API answers 400 to a streaming client too."""
+        limit = self.context_limit
+        length = self._length(prompt, sampling_params)
+        turn = False
+        if length is not None and limit.max_tokens is not None:
+            try:
+                answer = limit.answer_tokens(length)
+            except CallTooLongError as error:
+                raise VLLMValidationError(str(error), parameter="max_tokens") from error
+            if answer is not None:
+                sampling_params = sampling_params.clone()
+                sampling_params.max_tokens = answer
+            turn = limit.must_take_turns(length)
+        outputs = super().generate(prompt, sampling_params, request_id, **named)
+        return limit.in_turn(outputs) if turn else outputs
+
+    def _length(self, prompt: Any, params: Any) -> CallLength | None:
+        """``None`` for what is not tokenised yet; vLLM's API tokenises first."""
+        tokens = (
+            prompt.get("prompt_token_ids")
+            if isinstance(prompt, dict)
+            else getattr(prompt, "prompt_token_ids", None)
+        )
+        if tokens is None:
+            return None
+        prompt_tokens = len(tokens)
+        # vLLM fills in what the model has left where a client sets no limit.
+        unset = (None, self.model_config.max_model_len - prompt_tokens)
+        asked = None if params.max_tokens in unset else int(params.max_tokens)
+        return CallLength(prompt_tokens, asked)

@@ -1,0 +1,76 @@
+"""The operator's limit on the length of a call: what fits, what is refused, what takes turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from hisparsed.engine.context_limit import CallLength, CallTooLongError, ContextLimit
+
+
+def limit_of(tokens: int | None, over: Any = "refuse") -> ContextLimit:
+    limit = ContextLimit()
+    limit.max_tokens = tokens
+    limit.over = over
+    return limit
+
+
+def test_without_a_limit_nothing_is_changed() -> None:
+    assert limit_of(None).answer_tokens(CallLength(10**6, None)) is None
+
+
+def test_a_call_that_fits_keeps_what_it_asked_for() -> None:
+    assert limit_of(100).answer_tokens(CallLength(60, 40)) is None
+
+
+def test_an_answer_without_a_limit_gets_what_is_left() -> None:
+    assert limit_of(100).answer_tokens(CallLength(60, None)) == 40
+
+
+@pytest.mark.parametrize("length", [CallLength(60, 41), CallLength(100, None), CallLength(101, 1)])
+def test_a_longer_call_is_refused_with_all_its_figures(length: CallLength) -> None:
+    limit = limit_of(100)
+    with pytest.raises(CallTooLongError, match=f"at most 100 tokens.* {length.prompt} in"):
+        limit.answer_tokens(length)
+    assert limit.refused == 1
+
+
+def test_where_it_may_wait_it_keeps_its_length() -> None:
+    limit = limit_of(100, "wait")
+    assert limit.answer_tokens(CallLength(200, None)) is None
+    assert limit.must_take_turns(CallLength(200, None))
+    assert not limit.must_take_turns(CallLength(99, 1))
+
+
+async def test_long_calls_run_one_at_a_time_and_a_cancelled_one_frees_its_turn() -> None:
+    limit = limit_of(100, "wait")
+    running: set[str] = set()
+    begun: list[str] = []
+    go_on = asyncio.Event()
+
+    async def outputs(name: str) -> AsyncGenerator[str, None]:
+        running.add(name)
+        begun.append(name)
+        assert len(running) == 1
+        try:
+            await go_on.wait()
+            yield name
+        finally:
+            running.discard(name)
+
+    async def call(name: str) -> list[str]:
+        return [output async for output in limit.in_turn(outputs(name))]
+
+    calls = [asyncio.create_task(call(name)) for name in "abc"]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert limit.waiting == 2
+    assert begun == ["a"]
+    calls[0].cancel()
+    await asyncio.gather(calls[0], return_exceptions=True)
+    go_on.set()
+    assert await asyncio.gather(calls[1], calls[2]) == [["b"], ["c"]]
+    assert (begun, limit.waiting) == (["a", "b", "c"], 0)
