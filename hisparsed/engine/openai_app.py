@@ -5,7 +5,15 @@ The one place that knows how vLLM assembles its API; the daemon serves the resul
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
+
+
+def preload() -> None:
+    """Import what ``build_openai_app`` needs: takes seconds, so not on an event loop."""
+    import_module("vllm.entrypoints.launchers.api_server.app_state")
+    import_module("vllm.entrypoints.launchers.app")
+    import_module("vllm.entrypoints.launchers.cli_args")
 
 
 async def build_openai_app(llm: Any, *, api_keys: list[str]) -> Any:
