@@ -107,7 +107,8 @@ class Gate:
         call_id, entry = self.door.enter(marks)
         hang_up = asyncio.ensure_future(receive())
         try:
-            await asyncio.wait({entry, hang_up}, return_when=asyncio.FIRST_COMPLETED)
+            waiting: set[asyncio.Future[Any]] = {entry, hang_up}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not entry.done():
                 return
             if entry.result() is Entry.ADMITTED:
@@ -133,16 +134,14 @@ class Gate:
 
 def _replay(body: bytes, hang_up: asyncio.Future[Message], receive: Receive) -> Receive:
     """The body once, then what comes after it."""
-    messages: list[Awaitable[Message] | Message] = [
-        {"type": "http.request", "body": body, "more_body": False},
-        hang_up,
-    ]
+    calls = 0
 
     async def replay() -> Message:
-        if not messages:
-            return await receive()
-        message = messages.pop(0)
-        return await message if isinstance(message, asyncio.Future) else message
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await hang_up if calls == 2 else await receive()
 
     return replay
 
