@@ -15,6 +15,7 @@ from hisparsed.kernels.curve import MissCurve, miss_ratio_curve, pooled_miss_cur
 from hisparsed.kernels.geometry import Geometry, RowLayout
 from hisparsed.kernels.resolution import Resolution
 from hisparsed.kernels.state import COUNTERS, MAX_CAPACITY, ResolverState
+from hisparsed.kernels.step import Step
 from hisparsed.kernels.upkeep import invalidate, reset, set_capacity
 
 __all__ = [
@@ -76,8 +77,7 @@ def resolve(
     if out is None:
         out = Resolution.create(rows, width, device=topk.device)
     out = out.first(rows)
-    check_resolve(
-        state,
+    step = Step(
         geometry,
         topk,
         request_ids,
@@ -86,8 +86,8 @@ def resolve(
         resident_table,
         hot_table,
         scratch_table,
-        out,
     )
+    check_resolve(state, step, out)
     run = torch_backend.resolve
     match pick(backend, state.device):
         case "cpp":
@@ -98,18 +98,7 @@ def resolve(
             from hisparsed.kernels import triton_backend
 
             run = triton_backend.resolve
-    run(
-        state,
-        geometry,
-        topk,
-        request_ids,
-        state_of_request,
-        source_table,
-        resident_table,
-        hot_table,
-        scratch_table,
-        out,
-    )
+    run(state, step, out)
     return out
 
 

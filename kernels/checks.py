@@ -8,44 +8,34 @@ from __future__ import annotations
 
 import torch
 
-from hisparsed.kernels.geometry import Geometry
 from hisparsed.kernels.resolution import Resolution
 from hisparsed.kernels.state import ResolverState
+from hisparsed.kernels.step import Step
 
 
-def check_resolve(
-    state: ResolverState,
-    geometry: Geometry,
-    topk: torch.Tensor,
-    request_ids: torch.Tensor,
-    state_of_request: torch.Tensor,
-    source_table: torch.Tensor,
-    resident_table: torch.Tensor,
-    hot_table: torch.Tensor,
-    scratch_table: torch.Tensor | None,
-    out: Resolution,
-) -> None:
-    requests = state_of_request.shape[0]
+def check_resolve(state: ResolverState, step: Step, out: Resolution) -> None:
+    geometry, topk, request_ids = step.geometry, step.topk, step.request_ids
+    requests = step.state_of_request.shape[0]
     _expect("topk", topk, torch.int32, 2, state.device)
     _expect("request_ids", request_ids, torch.int32, 1, state.device)
-    _expect("state_of_request", state_of_request, torch.int32, 1, state.device)
+    _expect("state_of_request", step.state_of_request, torch.int32, 1, state.device)
     if request_ids.shape[0] != topk.shape[0]:
         raise ValueError(
             f"request_ids has {request_ids.shape[0]} entries for {topk.shape[0]} rows of topk"
         )
     residents = state.num_states if geometry.resident_by_state else requests
     for name, table, rows in (
-        ("source_table", source_table, requests),
-        ("resident_table", resident_table, residents),
-        ("hot_table", hot_table, requests),
+        ("source_table", step.source_table, requests),
+        ("resident_table", step.resident_table, residents),
+        ("hot_table", step.hot_table, requests),
     ):
         _expect(name, table, torch.int32, 2, state.device, contiguous=False)
         if table.shape[0] < rows:
             raise ValueError(f"{name} has {table.shape[0]} rows, needs {rows}")
         if table.shape[1] > 1 and table.stride(1) != 1:
             raise ValueError(f"{name} must be contiguous within a row, got {table.stride()}")
-    if scratch_table is not None:
-        _expect("scratch_table", scratch_table, torch.int32, 1, state.device)
+    if step.scratch_table is not None:
+        _expect("scratch_table", step.scratch_table, torch.int32, 1, state.device)
     if out.topk != topk.shape[1]:
         raise ValueError(f"out is made for a top-k of {out.topk}, topk has {topk.shape[1]}")
     if out.physical_rows.device != state.device:

@@ -14,9 +14,10 @@ import torch
 
 from hisparsed.kernels import cpp_structs as structs
 from hisparsed.kernels.cpp_library import load
-from hisparsed.kernels.geometry import Geometry, RowLayout
+from hisparsed.kernels.geometry import RowLayout
 from hisparsed.kernels.resolution import Resolution
 from hisparsed.kernels.state import ResolverState
+from hisparsed.kernels.step import Step
 
 _MOST_THREADS = 8
 """Copies and look-ups are bound by memory long before this many cores are busy."""
@@ -24,37 +25,27 @@ _MOST_THREADS = 8
 _arrays: WeakKeyDictionary[ResolverState, structs.ResolverArrays] = WeakKeyDictionary()
 
 
-def resolve(
-    state: ResolverState,
-    geometry: Geometry,
-    topk: torch.Tensor,
-    request_ids: torch.Tensor,
-    state_of_request: torch.Tensor,
-    source_table: torch.Tensor,
-    resident_table: torch.Tensor,
-    hot_table: torch.Tensor,
-    scratch_table: torch.Tensor | None,
-    out: Resolution,
-) -> None:
+def resolve(state: ResolverState, step: Step, out: Resolution) -> None:
     """See ``hisparsed.kernels.api.resolve``; arguments are checked there."""
-    step = structs.ResolveStep(
-        rows=topk.shape[0],
-        topk=topk.shape[1],
-        requests=state_of_request.shape[0],
-        scratch_blocks=0 if scratch_table is None else scratch_table.shape[0],
+    geometry, scratch = step.geometry, step.scratch_table
+    call = structs.ResolveStep(
+        rows=step.topk.shape[0],
+        topk=step.topk.shape[1],
+        requests=step.state_of_request.shape[0],
+        scratch_blocks=0 if scratch is None else scratch.shape[0],
         block_size=geometry.block_size,
         attention_block_stride=geometry.attention_block_stride,
         host_rows=geometry.host_rows,
         resident_by_state=geometry.resident_by_state,
         index_bytes=out.attention_indices.element_size(),
         threads=_threads(),
-        positions=topk.data_ptr(),
-        request_ids=request_ids.data_ptr(),
-        state_of_request=state_of_request.data_ptr(),
-        scratch=None if scratch_table is None else scratch_table.data_ptr(),
-        source=_table(source_table),
-        resident=_table(resident_table),
-        hot=_table(hot_table),
+        positions=step.topk.data_ptr(),
+        request_ids=step.request_ids.data_ptr(),
+        state_of_request=step.state_of_request.data_ptr(),
+        scratch=None if scratch is None else scratch.data_ptr(),
+        source=_table(step.source_table),
+        resident=_table(step.resident_table),
+        hot=_table(step.hot_table),
         physical_rows=out.physical_rows.data_ptr(),
         attention_indices=out.attention_indices.data_ptr(),
         valid_counts=out.valid_counts.data_ptr(),
@@ -63,9 +54,9 @@ def resolve(
         swap_physical=out.swap_physical.data_ptr(),
         swap_counts=out.swap_counts.data_ptr(),
     )
-    outcome = load().hisparsed_resolve(ctypes.byref(_arrays_of(state)), ctypes.byref(step))
+    outcome = load().hisparsed_resolve(ctypes.byref(_arrays_of(state)), ctypes.byref(call))
     if outcome != structs.DONE:
-        raise _resolve_error(outcome, state, list(step.error_figures))
+        raise _resolve_error(outcome, state, list(call.error_figures))
 
 
 def gather(

@@ -69,16 +69,18 @@ class Resolution:
 
     def first(self, rows: int) -> Resolution:
         """The first ``rows`` rows, sharing memory; for steps smaller than the allocation."""
-        if rows == self.rows:
-            return self
-        if rows > self.rows:
-            raise ValueError(f"{rows} rows do not fit outputs made for {self.rows}")
+        return self if rows == self.rows else self.part(0, rows)
+
+    def part(self, start: int, stop: int) -> Resolution:
+        """Rows ``[start, stop)``, sharing memory; for steps resolved in several calls."""
+        if not 0 <= start <= stop <= self.rows:
+            raise ValueError(f"rows {start} to {stop} do not fit outputs made for {self.rows}")
         return Resolution(
-            physical_rows=self.physical_rows[:rows],
-            attention_indices=self.attention_indices[:rows],
-            valid_counts=self.valid_counts[:rows],
-            miss_mask=self.miss_mask[:rows],
-            swap_host=self.swap_host[:rows],
-            swap_physical=self.swap_physical[:rows],
-            swap_counts=self.swap_counts[:rows],
+            physical_rows=self.physical_rows[start:stop],
+            attention_indices=self.attention_indices[start:stop],
+            valid_counts=self.valid_counts[start:stop],
+            miss_mask=self.miss_mask[start:stop],
+            swap_host=self.swap_host[start:stop],
+            swap_physical=self.swap_physical[start:stop],
+            swap_counts=self.swap_counts[start:stop],
         )

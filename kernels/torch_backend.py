@@ -14,6 +14,7 @@ from hisparsed.kernels import torch_sampling
 from hisparsed.kernels.geometry import Geometry
 from hisparsed.kernels.resolution import Resolution
 from hisparsed.kernels.state import COUNTERS, ResolverState
+from hisparsed.kernels.step import Step
 
 _NOT_A_VICTIM = 2**63 - 1
 
@@ -46,38 +47,17 @@ class Union:
     """int64 [M]: slot before this step, -1 for a miss."""
 
 
-def resolve(
-    state: ResolverState,
-    geometry: Geometry,
-    topk: torch.Tensor,
-    request_ids: torch.Tensor,
-    state_of_request: torch.Tensor,
-    source_table: torch.Tensor,
-    resident_table: torch.Tensor,
-    hot_table: torch.Tensor,
-    scratch_table: torch.Tensor | None,
-    out: Resolution,
-) -> None:
+def resolve(state: ResolverState, step: Step, out: Resolution) -> None:
     """See ``hisparsed.kernels.api.resolve``; arguments are checked there."""
     out.physical_rows.fill_(-1)
     out.miss_mask.zero_()
     out.swap_counts.zero_()
-    runs = _find_runs(state, request_ids, state_of_request)
+    runs = _find_runs(state, step.request_ids, step.state_of_request)
     if runs.count:
-        _resolve_runs(
-            state,
-            geometry,
-            topk,
-            runs,
-            source_table,
-            resident_table,
-            hot_table,
-            scratch_table,
-            out,
-        )
-    size = geometry.block_size
+        _resolve_runs(state, step, runs, out)
+    size = step.geometry.block_size
     attention = out.physical_rows.div(size, rounding_mode="floor")
-    attention *= geometry.attention_block_stride - size
+    attention *= step.geometry.attention_block_stride - size
     attention += out.physical_rows
     nowhere = out.physical_rows < 0
     out.attention_indices.copy_(attention.masked_fill_(nowhere, -1))
@@ -118,19 +98,9 @@ def _check_ids(state: ResolverState, request: torch.Tensor, state_of_request: to
         )
 
 
-def _resolve_runs(
-    state: ResolverState,
-    geometry: Geometry,
-    topk: torch.Tensor,
-    runs: Runs,
-    source_table: torch.Tensor,
-    resident_table: torch.Tensor,
-    hot_table: torch.Tensor,
-    scratch_table: torch.Tensor | None,
-    out: Resolution,
-) -> None:
-    size = geometry.block_size
-    position = topk.long()
+def _resolve_runs(state: ResolverState, step: Step, runs: Runs, out: Resolution) -> None:
+    geometry, size = step.geometry, step.geometry.block_size
+    position = step.topk.long()
     cell_run = runs.of_row.unsqueeze(1).expand_as(position)
     real = (position >= 0) & (cell_run < runs.count)
     run = cell_run.clamp(max=runs.count - 1)
@@ -138,26 +108,26 @@ def _resolve_runs(
     offset = position - block * size
 
     owner = runs.state if geometry.resident_by_state else runs.request
-    resident_block = _look_up(resident_table, owner[run], block, real)
+    resident_block = _look_up(step.resident_table, owner[run], block, real)
     resident = resident_block > 0
     out.physical_rows.copy_(
         torch.where(resident, resident_block * size + offset, out.physical_rows)
     )
     source_block = _look_up(
-        source_table, runs.request[run], block, real & (position < state.max_positions)
+        step.source_table, runs.request[run], block, real & (position < state.max_positions)
     )
     host_row = source_block * size + offset
     backed = ~resident & (source_block > 0) & (host_row < geometry.host_rows)
 
-    counts = torch.zeros((len(COUNTERS), runs.count), dtype=torch.int64, device=topk.device)
+    counts = torch.zeros((len(COUNTERS), runs.count), dtype=torch.int64, device=position.device)
     counts[1] = torch.bincount(run[resident], minlength=runs.count)
     keys = run[backed] * state.max_positions + position[backed]
     counts[0] = counts[1] + torch.bincount(run[backed], minlength=runs.count)
     if keys.numel():
         found, cell_of = torch.unique(keys, return_inverse=True)
         union = _open_step(state, runs, found)
-        _check_hot_blocks(state, geometry, runs, union, hot_table)
-        rows, is_miss = _plan(state, geometry, runs, union, hot_table, scratch_table, counts)
+        _check_hot_blocks(state, step, runs, union)
+        rows, is_miss = _plan(state, step, runs, union, counts)
         out.physical_rows[backed] = rows[cell_of]
         loaded = is_miss & (rows >= 0)
         out.miss_mask[backed] = loaded[cell_of]
@@ -191,17 +161,12 @@ def _open_step(state: ResolverState, runs: Runs, keys: torch.Tensor) -> Union:
     )
 
 
-def _check_hot_blocks(
-    state: ResolverState,
-    geometry: Geometry,
-    runs: Runs,
-    union: Union,
-    hot_table: torch.Tensor,
-) -> None:
+def _check_hot_blocks(state: ResolverState, step: Step, runs: Runs, union: Union) -> None:
     """A capacity that the hot table does not cover would address blocks of other requests."""
     run = torch.unique_consecutive(union.run)
-    needed = (state.capacity[runs.state[run]] + geometry.block_size - 1) // geometry.block_size
-    leased = (hot_table[runs.request[run]] > 0).cumprod(dim=1).sum(dim=1)
+    size = step.geometry.block_size
+    needed = (state.capacity[runs.state[run]] + size - 1) // size
+    leased = (step.hot_table[runs.request[run]] > 0).cumprod(dim=1).sum(dim=1)
     short = (leased < needed).nonzero()
     if short.numel():
         bad = int(short[0, 0])
@@ -214,13 +179,7 @@ def _check_hot_blocks(
 
 
 def _plan(
-    state: ResolverState,
-    geometry: Geometry,
-    runs: Runs,
-    union: Union,
-    hot_table: torch.Tensor,
-    scratch_table: torch.Tensor | None,
-    counts: torch.Tensor,
+    state: ResolverState, step: Step, runs: Runs, union: Union, counts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advance the state; physical row (-1 when dropped) and miss flag of every union entry."""
     torch_sampling.sample(state, union.state, union.position, union.slot, union.stamp)
@@ -242,10 +201,10 @@ def _plan(
         slot[loads] = chosen[run[kept], rank[kept]]
         _replace(state, union.state[loads], union.position[loads], slot[loads], union.stamp[loads])
         counts[3] = taken
-    rows = _hot_rows(geometry, hot_table, runs.request[union.run], slot)
+    rows = _hot_rows(step.geometry, step.hot_table, runs.request[union.run], slot)
     spill = (slot < 0).nonzero().squeeze(1)
     if spill.numel():
-        rows[spill] = _scratch_rows(geometry, scratch_table, spill.numel(), rows)
+        rows[spill] = _scratch_rows(step.geometry, step.scratch_table, spill.numel(), rows)
         stored = rows[spill] >= 0
         counts[4] = torch.bincount(union.run[spill[stored]], minlength=runs.count)
         counts[5] = torch.bincount(union.run[spill[~stored]], minlength=runs.count)

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import triton
 
-from hisparsed.kernels.geometry import Geometry, RowLayout
+from hisparsed.kernels.geometry import RowLayout
 from hisparsed.kernels.resolution import Resolution
 from hisparsed.kernels.state import OCTILES, ResolverState
+from hisparsed.kernels.step import Step
 from hisparsed.kernels.triton_classify import classify, find_runs
 from hisparsed.kernels.triton_errors import latch, raise_latched
 from hisparsed.kernels.triton_finalise import finalise
@@ -40,56 +41,23 @@ _PROGRAMS_PER_SM = 4
 _PROGRAMS_INTERPRETED = 3
 
 
-def resolve(
-    state: ResolverState,
-    geometry: Geometry,
-    topk: torch.Tensor,
-    request_ids: torch.Tensor,
-    state_of_request: torch.Tensor,
-    source_table: torch.Tensor,
-    resident_table: torch.Tensor,
-    hot_table: torch.Tensor,
-    scratch_table: torch.Tensor | None,
-    out: Resolution,
-) -> None:
+def resolve(state: ResolverState, step: Step, out: Resolution) -> None:
     """See ``hisparsed.kernels.api.resolve``; shapes and types are checked there.
 
     On a GPU wrong values do not raise: the step (for a short hot lease, the request) comes out
     as -1, writes no state, and the error waits for ``raise_errors``.
     """
-    if topk.numel() == 0:
+    if step.topk.numel() == 0:
         out.valid_counts.zero_()
         out.swap_counts.zero_()
         return
-    launches = resolve_launches(
-        state,
-        geometry,
-        topk,
-        request_ids,
-        state_of_request,
-        source_table,
-        resident_table,
-        hot_table,
-        scratch_table,
-        out,
-    )
-    _run(launches, state.device)
+    _run(resolve_launches(state, step, out), state.device)
 
 
-def resolve_launches(
-    state: ResolverState,
-    geometry: Geometry,
-    topk: torch.Tensor,
-    request_ids: torch.Tensor,
-    state_of_request: torch.Tensor,
-    source_table: torch.Tensor,
-    resident_table: torch.Tensor,
-    hot_table: torch.Tensor,
-    scratch_table: torch.Tensor | None,
-    out: Resolution,
-) -> list[Launch]:
+def resolve_launches(state: ResolverState, step: Step, out: Resolution) -> list[Launch]:
     """The five launches of one step, in stream order."""
-    rows, width = topk.shape
+    geometry, scratch = step.geometry, step.scratch_table
+    rows, width = step.topk.shape
     parts = triton.cdiv(width, _CELLS)
     space = workspace(state, rows)
     words = space.miss_bits.shape[1]
@@ -99,21 +67,21 @@ def resolve_launches(
         **vars(out),
         "miss_mask": out.miss_mask.view(torch.uint8),
         "latch": latch(state.device),
-        "topk": topk,
-        "request_ids": request_ids,
-        "state_of_request": state_of_request,
+        "topk": step.topk,
+        "request_ids": step.request_ids,
+        "state_of_request": step.state_of_request,
         # Without scratch any table serves: none of its blocks is read.
-        "scratch_table": request_ids if scratch_table is None else scratch_table,
-        "scratch_blocks": 0 if scratch_table is None else scratch_table.shape[0],
-        **_table("source", source_table),
-        **_table("resident", resident_table),
-        **_table("hot", hot_table),
+        "scratch_table": step.request_ids if scratch is None else scratch,
+        "scratch_blocks": 0 if scratch is None else scratch.shape[0],
+        **_table("source", step.source_table),
+        **_table("resident", step.resident_table),
+        **_table("hot", step.hot_table),
         "rows": rows,
         "width": width,
-        "requests": state_of_request.shape[0],
+        "requests": step.state_of_request.shape[0],
         "num_states": state.num_states,
         "miss_words": words,
-        "used_words": min(words, triton.cdiv(source_table.shape[1] * geometry.block_size, 32)),
+        "used_words": min(words, triton.cdiv(step.source_table.shape[1] * geometry.block_size, 32)),
         "ghosts": space.ghosts_seen.shape[1],
         "host_rows": geometry.host_rows,
         "attention_block_stride": geometry.attention_block_stride,

@@ -24,6 +24,7 @@ from hisparsed.kernels import triton_backend
 from hisparsed.kernels.geometry import Geometry, RowLayout
 from hisparsed.kernels.resolution import Resolution
 from hisparsed.kernels.state import ResolverState
+from hisparsed.kernels.step import Step
 from hisparsed.kernels.triton_language import Launch
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -63,14 +64,16 @@ def step_launches(capacity: int) -> list[Launch]:
     pages = _POSITIONS // _BLOCK
     return triton_backend.resolve_launches(
         ResolverState.create(_ROWS, capacity, _POSITIONS),
-        Geometry(_BLOCK, 320, slab_blocks=20000, host_blocks=160000, resident_by_state=True),
-        ints(_ROWS, K),
-        ints(_ROWS),
-        ints(_ROWS),
-        ints(_ROWS, pages),
-        ints(_ROWS, pages),
-        ints(_ROWS, capacity // _BLOCK),
-        ints(16),
+        Step(
+            Geometry(_BLOCK, 320, slab_blocks=20000, host_blocks=160000, resident_by_state=True),
+            topk=ints(_ROWS, K),
+            request_ids=ints(_ROWS),
+            state_of_request=ints(_ROWS),
+            source_table=ints(_ROWS, pages),
+            resident_table=ints(_ROWS, pages),
+            hot_table=ints(_ROWS, capacity // _BLOCK),
+            scratch_table=ints(16),
+        ),
         Resolution.create(_ROWS, K, index_dtype=torch.int32),
     )
 

@@ -1,12 +1,15 @@
-"""Admission: in which order calls start, and how many new sessions may wait.
+"""Admission: in which order calls start, and what is held back.
 
 While the live set fits, vLLM's order is best. When it nears the smaller reach, calls whose
 prefix is still held start first (with ageing) and new sessions are limited. Decides only;
-the engine keeps the order and the API answers 429.
+the engine keeps the order, and the API makes calls wait or answers 429.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from hisparsed.policy.ageing import ageing_s, natural_wait_s, start_ageing_s
 from hisparsed.policy.decisions import Proposal
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.reach import live_load, reach_now
@@ -14,59 +17,86 @@ from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Admission, AdmissionOrder, Snapshot
 
+_HELD_FIRST = AdmissionOrder.HELD_PREFIX_FIRST
+
 
 def propose_admission(
     policy: Policy, snapshot: Snapshot, memory: Memory
 ) -> tuple[Proposal, Admission]:
     """The proposal, and order with limits as they should be in force."""
     order, reason, because = _order(policy, snapshot, memory)
-    wanted = admission_for(policy, snapshot.geometry.max_num_seqs, order)
-    current = snapshot.admission
-    if order is current.order and wanted != current:
-        reason, because = Reason.POLICY_VALUE, "the policy's limits differ from those in force"
-    if wanted == current:
-        action = f"keep the {current.order} order"
-    elif order is current.order:
-        action = f"put the policy's limits in force, keeping the {order} order"
-    else:
+    current, most = snapshot.admission, snapshot.geometry.max_num_seqs
+    # In order of arrival nobody is passed over, so the bound need not follow the queue.
+    follows = order is _HELD_FIRST or policy.admission.ageing != "auto"
+    bound_s = ageing_s(policy, memory, current.ageing_s) if follows else current.ageing_s
+    bound_s = min(bound_s, policy.admission.max_wait)
+    wanted = admission_for(policy, most, order, bound_s)
+    action = f"keep the {current.order} order"
+    if order is not current.order:
         action = f"start calls in {order} instead of {current.order} order"
-    reach = reach_now(snapshot)
-    figures = {
-        "live_set_tokens": snapshot.sessions.live_set_tokens,
-        "live_sessions": snapshot.sessions.live_sessions,
-        "min_reach_tokens": reach.min_tokens,
-        "load_ratio": live_load(snapshot, reach),
-        "engage_at_ratio": policy.admission.engage_at,
-        "release_at_ratio": policy.admission.release_at,
-        "max_running_requests": wanted.max_running,
-        "ageing_seconds": wanted.ageing_s,
-    }
-    if wanted.max_waiting_sessions is not None:
-        figures["max_waiting_sessions"] = wanted.max_waiting_sessions
+    elif replace(wanted, ageing_s=current.ageing_s) != current:
+        reason, because = Reason.POLICY_VALUE, "the policy's limits differ from those in force"
+        action = f"put the policy's limits in force, keeping the {order} order"
+    elif wanted != current:
+        reason, because = _new_ageing(policy, memory)
+        action = f"let calls age for {bound_s:g}s instead of {current.ageing_s:g}s"
+    limited_by = None
+    asked = policy.admission.max_running
+    if asked is not None and asked > most:
+        limited_by = Reason.LIMITED_BY_CEILING
+        because += f"; max_running {asked} is more than the {most} this node was started with"
+    figures = _figures(policy, snapshot, memory, wanted)
     proposal = Proposal(
-        Lever.ADMISSION, current.order.value, order.value, reason, None, figures, action, because
+        Lever.ADMISSION,
+        current.order.value,
+        order.value,
+        reason,
+        limited_by,
+        figures,
+        action,
+        because + _held_back(snapshot),
     )
     return proposal, wanted
 
 
-def admission_for(policy: Policy, max_num_seqs: int, order: AdmissionOrder) -> Admission:
+def admission_for(
+    policy: Policy, max_num_seqs: int, order: AdmissionOrder, bound_s: float
+) -> Admission:
     """Order and limits together: new sessions are only limited while coverage is low."""
     settings = policy.admission
-    low_coverage = order is AdmissionOrder.HELD_PREFIX_FIRST
+    low_coverage = order is _HELD_FIRST
     return Admission(
         order=order,
-        ageing_s=settings.ageing,
+        ageing_s=bound_s,
         max_running=min(max_num_seqs, settings.max_running or max_num_seqs),
         max_waiting_sessions=settings.max_waiting_sessions if low_coverage else None,
         retry_after_s=settings.retry_after,
+        max_wait_s=settings.max_wait,
+        when_full=settings.when_full,
+        max_context_tokens=settings.max_context,
+        over_max_context=settings.over_max_context,
     )
 
 
-def start_order(policy: Policy) -> AdmissionOrder:
-    """The order to begin with: the policy's own, else that of arrival."""
-    if policy.admission.order == "auto":
-        return AdmissionOrder.ARRIVAL
-    return AdmissionOrder(policy.admission.order)
+def start_admission(policy: Policy, max_num_seqs: int) -> Admission:
+    """What to begin with: the policy's own order, else that of arrival."""
+    settings = policy.admission
+    order = AdmissionOrder.ARRIVAL if settings.order == "auto" else AdmissionOrder(settings.order)
+    return admission_for(policy, max_num_seqs, order, start_ageing_s(policy))
+
+
+def left_in_force(snapshot: Snapshot) -> str:
+    """In words, what still shapes admission when the lever is switched off; may be empty."""
+    current, parts = snapshot.admission, []
+    if current.order is not AdmissionOrder.ARRIVAL:
+        parts.append(f"the {current.order} order")
+    if current.max_running < snapshot.geometry.max_num_seqs:
+        parts.append(f"at most {current.max_running} running requests")
+    if current.max_waiting_sessions is not None:
+        parts.append(f"new sessions held while {current.max_waiting_sessions} calls wait")
+    if current.max_context_tokens is not None:
+        parts.append(f"a longest call of {current.max_context_tokens} tokens")
+    return ", ".join(parts)
 
 
 def _order(
@@ -79,13 +109,12 @@ def _order(
         return wanted, reason, f"the policy fixes the {wanted} order"
     load = live_load(snapshot, reach_now(snapshot))
     words = f"the idle live set is {load:.0%} of the smaller reach"
-    engaged = current is AdmissionOrder.HELD_PREFIX_FIRST
+    engaged = current is _HELD_FIRST
     if load > settings.engage_at:
-        wanted = AdmissionOrder.HELD_PREFIX_FIRST
         reason = Reason.AT_TARGET if engaged else Reason.COVERAGE_LOW
-        return wanted, reason, f"{words}, above {settings.engage_at:.0%}"
+        return _HELD_FIRST, reason, f"{words}, above {settings.engage_at:.0%}"
     if not engaged and not snapshot.sessions.live_sessions:
-        return current, Reason.NOT_KV_PRESSURE, "no session is live"
+        return current, Reason.NO_TRAFFIC, "no session is live"
     if load >= settings.release_at:
         return current, Reason.IN_DEAD_BAND, f"{words}, between release and engage"
     if not engaged:
@@ -96,3 +125,45 @@ def _order(
         return current, Reason.WINDOW_NOT_FULL, because
     because = f"{words}, below {settings.release_at:.0%} for {settings.release_after:g}s"
     return AdmissionOrder.ARRIVAL, Reason.COVERAGE_RECOVERED, because
+
+
+def _new_ageing(policy: Policy, memory: Memory) -> tuple[Reason, str]:
+    wait_s = natural_wait_s(memory)
+    if policy.admission.ageing != "auto" or wait_s is None:
+        return Reason.POLICY_VALUE, "the policy says so"
+    return Reason.QUEUE_CHANGED, f"calls wait about {wait_s:.0f}s in order of arrival"
+
+
+def _held_back(snapshot: Snapshot) -> str:
+    """What admission keeps from starting now, as the end of a sentence; may be empty."""
+    held = snapshot.requests.held_back
+    if not held:
+        return ""
+    return f"; {held} waiting requests are held by the limit of {snapshot.admission.max_running}"
+
+
+def _figures(
+    policy: Policy, snapshot: Snapshot, memory: Memory, wanted: Admission
+) -> dict[str, float]:
+    reach, requests = reach_now(snapshot), snapshot.requests
+    figures: dict[str, float] = {
+        "live_set_tokens": snapshot.sessions.live_set_tokens,
+        "live_sessions": snapshot.sessions.live_sessions,
+        "min_reach_tokens": reach.min_tokens,
+        "load_ratio": live_load(snapshot, reach),
+        "engage_at_ratio": policy.admission.engage_at,
+        "release_at_ratio": policy.admission.release_at,
+        "waiting_requests": requests.waiting,
+        "max_running_requests": wanted.max_running,
+        "ageing_seconds": wanted.ageing_s,
+    }
+    optional = {
+        "natural_wait_seconds": natural_wait_s(memory),
+        "oldest_wait_seconds": requests.oldest_wait_s,
+        "held_back_requests": requests.held_back,
+        "refused_total_requests": requests.refused_total,
+        "max_waiting_sessions": wanted.max_waiting_sessions,
+        "max_context_tokens": wanted.max_context_tokens,
+    }
+    figures.update({name: value for name, value in optional.items() if value is not None})
+    return figures

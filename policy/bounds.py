@@ -24,8 +24,10 @@ class SplitBounds:
 
     low_blocks: int
     low_reason: Reason
+    low_words: str
     high_blocks: int
     high_reason: Reason
+    high_words: str
 
     def clamp(self, blocks: int) -> int:
         return max(self.low_blocks, min(self.high_blocks, blocks))
@@ -55,24 +57,39 @@ def one_request_blocks(geometry: Geometry) -> int:
     return -(-geometry.max_model_len // geometry.block_tokens) + _TAIL_BLOCKS
 
 
+def shared_blocks(policy: Policy, geometry: Geometry) -> int:
+    """Host blocks of both pools together: the budget less the reserve."""
+    return geometry.budget_blocks - reserve_blocks(policy, geometry)
+
+
+def reserve_blocks(policy: Policy, geometry: Geometry) -> int:
+    """Host blocks that neither pool gets; one request's need outranks them."""
+    most = max(0, geometry.budget_blocks - one_request_blocks(geometry))
+    return min(most, _down(size_in_blocks(geometry, policy.pools.reserve)))
+
+
 def split_bounds(policy: Policy, geometry: Geometry) -> SplitBounds:
     """Bounds of the offload target; one request's need outranks every other bound."""
-    budget, pools = geometry.budget_blocks, policy.pools
+    shared, pools = shared_blocks(policy, geometry), policy.pools
+    one_request = one_request_blocks(geometry)
     hisparse_floor = _up(size_in_blocks(geometry, pools.hisparse.floor))
-    offload_ceiling = min(budget, _down(size_in_blocks(geometry, pools.offload.ceiling)))
-    hisparse_keeps = budget - max(hisparse_floor, one_request_blocks(geometry))
+    offload_ceiling = min(shared, _down(size_in_blocks(geometry, pools.offload.ceiling)))
+    hisparse_keeps = shared - max(hisparse_floor, one_request)
     high = max(0, min(offload_ceiling, hisparse_keeps))
     offload_floor = _up(size_in_blocks(geometry, pools.offload.floor))
-    hisparse_ceiling = min(budget, _down(size_in_blocks(geometry, pools.hisparse.ceiling)))
-    low = min(high, max(offload_floor, budget - hisparse_ceiling))
-    return SplitBounds(
-        low,
-        Reason.LIMITED_BY_FLOOR
-        if offload_floor >= budget - hisparse_ceiling
-        else Reason.LIMITED_BY_CEILING,
-        high,
-        Reason.LIMITED_BY_CEILING if offload_ceiling <= hisparse_keeps else Reason.LIMITED_BY_FLOOR,
-    )
+    hisparse_ceiling = min(shared, _down(size_in_blocks(geometry, pools.hisparse.ceiling)))
+    low = min(high, max(offload_floor, shared - hisparse_ceiling))
+    if offload_floor >= shared - hisparse_ceiling:
+        low_reason, low_words = Reason.LIMITED_BY_FLOOR, "the offload pool's floor"
+    else:
+        low_reason, low_words = Reason.LIMITED_BY_CEILING, "the HiSparse pool's ceiling"
+    if offload_ceiling <= hisparse_keeps:
+        high_reason, high_words = Reason.LIMITED_BY_CEILING, "the offload pool's ceiling"
+    elif hisparse_floor >= one_request:
+        high_reason, high_words = Reason.LIMITED_BY_FLOOR, "the HiSparse pool's floor"
+    else:
+        high_reason, high_words = Reason.LIMITED_BY_FLOOR, "one request at max_model_len"
+    return SplitBounds(low, low_reason, low_words, high, high_reason, high_words)
 
 
 def start_blocks(policy: Policy, geometry: Geometry) -> int:
@@ -82,8 +99,9 @@ def start_blocks(policy: Policy, geometry: Geometry) -> int:
         return bounds.clamp(round(size_in_blocks(geometry, pools.offload.start)))
     if pools.hisparse.start is not None:
         hisparse = round(size_in_blocks(geometry, pools.hisparse.start))
-        return bounds.clamp(geometry.budget_blocks - hisparse)
-    need = equal_reach_blocks(geometry, policy.rebalance.margin, 0, 0)
+        return bounds.clamp(shared_blocks(policy, geometry) - hisparse)
+    shared = shared_blocks(policy, geometry)
+    need = equal_reach_blocks(geometry, policy.rebalance.margin, 0, 0, shared)
     return bounds.clamp(need + dead_band_blocks(policy, geometry, need))
 
 
@@ -103,9 +121,10 @@ def step_blocks(geometry: Geometry, step: float) -> int:
 
 
 def hot_bounds(policy: Policy, geometry: Geometry) -> HotBounds:
-    """The policy's range and step, kept inside what the node can lease."""
+    """The policy's range and step, kept inside what the node can legally lease."""
     hot = policy.hot
-    least = min(geometry.max_lease_blocks, _up(hot.min / hot_unit(geometry)))
+    legal = min_lease_blocks(geometry)
+    least = min(geometry.max_lease_blocks, max(legal, _up(hot.min / hot_unit(geometry))))
     most = min(geometry.max_lease_blocks, _down(hot.max / hot_unit(geometry)))
     step = max(1, round(hot.step / hot_unit(geometry)))
     return HotBounds(least, max(least, most), step)
@@ -114,6 +133,11 @@ def hot_bounds(policy: Policy, geometry: Geometry) -> HotBounds:
 def hot_unit(geometry: Geometry) -> float:
     """The multiplier that one hot block of a group is worth."""
     return geometry.hot_block_rows / (geometry.topk * geometry.decode_query_len)
+
+
+def min_lease_blocks(geometry: Geometry) -> int:
+    """Hot blocks of one group below which a lease is not legal on this node."""
+    return -(-geometry.least_lease_rows // geometry.hot_block_rows)
 
 
 def lease_blocks(geometry: Geometry, multiplier: float) -> int:
@@ -126,6 +150,10 @@ def problems(policy: Policy, geometry: Geometry) -> tuple[str, ...]:
 
     Each text names the keys, the values in blocks, and what would be right.
     """
+    return (*_pool_problems(policy, geometry), *_gpu_problems(policy, geometry))
+
+
+def _pool_problems(policy: Policy, geometry: Geometry) -> list[str]:
     found = []
     budget, pools = geometry.budget_blocks, policy.pools
     one_request = one_request_blocks(geometry)
@@ -146,6 +174,7 @@ def problems(policy: Policy, geometry: Geometry) -> tuple[str, ...]:
             )
     offload_floor = _up(size_in_blocks(geometry, pools.offload.floor))
     hisparse_floor = _up(size_in_blocks(geometry, pools.hisparse.floor))
+    reserve = _down(size_in_blocks(geometry, pools.reserve))
     least = max(hisparse_floor, one_request)
     if one_request <= budget < offload_floor + least:
         found.append(
@@ -153,21 +182,56 @@ def problems(policy: Policy, geometry: Geometry) -> tuple[str, ...]:
             f"pool needs {least} (pools.hisparse.floor or one request at max_model_len); "
             f"lower pools.offload.floor to at most {max(0, budget - least)} blocks"
         )
+    elif one_request <= budget < offload_floor + least + reserve:
+        found.append(
+            f"pools.reserve is {reserve} host blocks, but of {budget} the two pools need "
+            f"{offload_floor + least} (their floors, or one request at max_model_len); "
+            f"lower pools.reserve to at most {budget - least - offload_floor} blocks"
+        )
     ceilings = _down(size_in_blocks(geometry, pools.hisparse.ceiling)) + _down(
         size_in_blocks(geometry, pools.offload.ceiling)
     )
     # Two shares lose up to one block to rounding down; schema checks those exactly.
-    if ceilings < budget - 1:
+    if ceilings < budget - reserve - 1:
         found.append(
             f"pools.hisparse.ceiling and pools.offload.ceiling are {ceilings} host blocks "
-            f"together; they must cover the budget of {budget}"
+            f"together; they must cover the {'budget' if not reserve else 'budget less reserve'} "
+            f"of {budget - reserve}"
         )
-    if policy.hot.min / hot_unit(geometry) > geometry.max_lease_blocks + _ROUNDING:
-        most = geometry.max_lease_blocks * hot_unit(geometry)
+    return found
+
+
+def _gpu_problems(policy: Policy, geometry: Geometry) -> list[str]:
+    found = []
+    hot, unit = policy.hot, hot_unit(geometry)
+    most = geometry.max_lease_blocks * unit
+    legal = geometry.least_lease_rows / (geometry.topk * geometry.decode_query_len)
+    if hot.min / unit > geometry.max_lease_blocks + _ROUNDING:
+        found.append(f"hot.min is {hot.min}, but this node can lease at most {most}x; lower it")
+    if hot.min < legal - _ROUNDING:
         found.append(
-            f"hot.min is {policy.hot.min}, but this node can lease at most {most}x; lower it"
+            f"hot.min is {hot.min}, but a step on this node needs {geometry.least_lease_rows} hot "
+            f"rows of its own; raise hot.min to at least {legal:g}"
         )
-    return tuple(found)
+    if hot.step > most + _ROUNDING:
+        found.append(
+            f"hot.step is {hot.step:g}, more than the {most:g}x that this node can lease at all; "
+            f"write the change of one move, such as 0.5"
+        )
+    watermark = policy.watermark.value
+    if watermark is not None and watermark > geometry.gpu_blocks_total:
+        found.append(
+            f"watermark.value is {watermark} blocks, but the GPU pool has "
+            f"{geometry.gpu_blocks_total}; pages would leave the GPU however empty it is, so "
+            f"write at most {geometry.gpu_blocks_total}, or null for vLLM's own"
+        )
+    longest = policy.admission.max_context
+    if longest is not None and longest > geometry.max_model_len:
+        found.append(
+            f"admission.max_context is {longest} tokens, but the model ends at "
+            f"{geometry.max_model_len}; write less, or null for the model's own limit"
+        )
+    return found
 
 
 def _up(blocks: float) -> int:

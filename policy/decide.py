@@ -7,23 +7,31 @@ need a restart have the last word. It applies nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
-from hisparsed.policy.admission import admission_for, propose_admission, start_order
+from hisparsed.policy import expectation
+from hisparsed.policy.admission import left_in_force, propose_admission, start_admission
 from hisparsed.policy.bounds import (
     hot_bounds,
     hot_unit,
     lease_blocks,
+    reserve_blocks,
+    shared_blocks,
     start_blocks,
 )
 from hisparsed.policy.decisions import Commands, Decision, LeverDecision, Proposal
-from hisparsed.policy.memory import Direction, Memory, MoveHistory, observe
+from hisparsed.policy.health import stalled
+from hisparsed.policy.memory import Direction, Expectation, Memory, observe
 from hisparsed.policy.multiplier import propose_multiplier
 from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.schema import Mode, Policy
 from hisparsed.policy.signals import Admission, Geometry, Snapshot
-from hisparsed.policy.split import propose_split
+from hisparsed.policy.split import PROBING, propose_split, reserve_differs
 from hisparsed.policy.watermark import DEFAULT, propose_watermark
+
+_BY_ORDER = frozenset({Reason.OUTSIDE_BOUNDS, Reason.POLICY_VALUE, Reason.FIXED_SPLIT})
+"""Moves that an operator asked for: a stall does not hold them."""
 
 
 def decide(policy: Policy, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
@@ -34,29 +42,26 @@ def decide(policy: Policy, snapshot: Snapshot, memory: Memory) -> tuple[Decision
     """
     stale = snapshot.report_age_s > policy.stale_after
     if not stale:
-        memory = observe(policy, snapshot, memory)
+        memory = expectation.judge(policy, snapshot, observe(policy, snapshot, memory))
+    stall = stalled(policy, snapshot, memory)
     admission_proposal, admission = propose_admission(policy, snapshot, memory)
+    split_proposal, expected = propose_split(policy, snapshot, memory)
+    multiplier_proposal, leases = propose_multiplier(policy, snapshot, memory)
     proposals = (
-        propose_split(policy, snapshot, memory),
-        propose_multiplier(policy, snapshot, memory),
+        split_proposal,
+        multiplier_proposal,
         admission_proposal,
         propose_watermark(policy, snapshot),
     )
-    decisions = tuple(_govern(policy, snapshot, proposal, stale) for proposal in proposals)
-    split, multiplier = decisions[0], decisions[1]
-    memory = replace(
-        memory,
-        split=_remember(memory.split, snapshot, split, grows_to=Direction.SAFETY),
-        multiplier=_remember(memory.multiplier, snapshot, multiplier, grows_to=Direction.THRIFT),
-    )
+    decisions = tuple(_govern(policy, snapshot, proposal, stale, stall) for proposal in proposals)
     decision = Decision(
         snapshot.at_s,
         snapshot.tick,
         snapshot.policy_generation,
         decisions,
-        _commands(snapshot.geometry, decisions, admission),
+        _commands(policy, snapshot, decisions, admission, leases),
     )
-    return decision, memory
+    return decision, _remember(memory, snapshot, decisions, expected)
 
 
 def start_commands(policy: Policy, geometry: Geometry) -> Commands:
@@ -67,28 +72,39 @@ def start_commands(policy: Policy, geometry: Geometry) -> Commands:
     acts = frozenset(lever for lever in Lever if policy.mode_of(lever) is Mode.ACT)
     offload = start_blocks(policy, geometry) if Lever.SPLIT in acts else None
     lease = hot_bounds(policy, geometry).clamp(lease_blocks(geometry, policy.hot.start))
-    admission = admission_for(policy, geometry.max_num_seqs, start_order(policy))
+    admission = start_admission(policy, geometry.max_num_seqs)
+    reserve = reserve_blocks(policy, geometry) if Lever.SPLIT in acts else 0
+    shared = shared_blocks(policy, geometry)
     return Commands(
         offload_target_blocks=offload,
-        hisparse_target_blocks=None if offload is None else geometry.budget_blocks - offload,
+        hisparse_target_blocks=None if offload is None else shared - offload,
+        reserve_target_blocks=reserve or None,
         multiplier=lease * hot_unit(geometry) if Lever.MULTIPLIER in acts else None,
         watermark=policy.watermark.value if Lever.WATERMARK in acts else None,
         admission=admission if Lever.ADMISSION in acts else None,
     )
 
 
-def _govern(policy: Policy, snapshot: Snapshot, proposal: Proposal, stale: bool) -> LeverDecision:
+def _govern(
+    policy: Policy, snapshot: Snapshot, proposal: Proposal, stale: bool, stall: str | None
+) -> LeverDecision:
     """The final decision: what the lever proposes, unless something forbids it."""
     mode = policy.mode_of(proposal.lever)
     lever = proposal.lever
     if mode is Mode.OFF:
-        return _still(proposal, Reason.OFF, f"Leave {lever} alone: its mode is off.")
+        sentence = f"Leave {lever} alone: its mode is off."
+        left = left_in_force(snapshot) if lever is Lever.ADMISSION else ""
+        if left:
+            sentence = f"Leave admission alone: its mode is off; still in force: {left}."
+        return _still(proposal, Reason.OFF, sentence)
     if stale:
         sentence = (
             f"Hold {lever}: the last report is {snapshot.report_age_s:.1f}s old, over "
             f"{policy.stale_after:g}s."
         )
         return _still(proposal, Reason.STALE, sentence)
+    if stall is not None and proposal.reason not in _BY_ORDER:
+        return _still(proposal, Reason.STALLED, f"Hold {lever}: {stall}.")
     move = f"{proposal.action}, because {proposal.because}."
     if not proposal.reason.acts:
         return _decision(proposal, proposal.reason, _capitalised(move))
@@ -121,29 +137,48 @@ def _still(proposal: Proposal, reason: Reason, sentence: str) -> LeverDecision:
 
 
 def _remember(
-    history: MoveHistory, snapshot: Snapshot, decision: LeverDecision, *, grows_to: Direction
-) -> MoveHistory:
-    if not decision.acts:
-        return history
+    memory: Memory,
+    snapshot: Snapshot,
+    decisions: tuple[LeverDecision, ...],
+    expected: Expectation | None,
+) -> Memory:
+    """The memory after these decisions: moves, and what the split's is to bring."""
+    split, multiplier = decisions[0], decisions[1]
+    at_s = snapshot.at_s
+    if split.acts and split.wanted != split.current:
+        direction = _direction(split, grows_to=Direction.SAFETY)
+        moved = memory.split.moved(at_s, direction, probing=split.reason in PROBING)
+        if expected is not None:
+            expected = expectation.followed_by(memory.expectation, expected)
+        memory = replace(memory, split=moved, expectation=expected)
+    if multiplier.reason is Reason.SHARED_BY_GAIN:
+        memory = replace(memory, sharing=memory.sharing.moved(at_s, Direction.THRIFT))
+    elif multiplier.acts and multiplier.wanted != multiplier.current:
+        direction = _direction(multiplier, grows_to=Direction.THRIFT)
+        memory = replace(memory, multiplier=memory.multiplier.moved(at_s, direction))
+    return memory
+
+
+def _direction(decision: LeverDecision, *, grows_to: Direction) -> Direction:
     shrinks_to = Direction.THRIFT if grows_to is Direction.SAFETY else Direction.SAFETY
-    grows = float(decision.wanted) > float(decision.current)
-    return history.moved(snapshot.at_s, grows_to if grows else shrinks_to)
+    return grows_to if float(decision.wanted) > float(decision.current) else shrinks_to
 
 
 def _commands(
-    geometry: Geometry, decisions: tuple[LeverDecision, ...], admission: Admission
+    policy: Policy,
+    snapshot: Snapshot,
+    decisions: tuple[LeverDecision, ...],
+    admission: Admission,
+    leases: Mapping[str, int] | None,
 ) -> Commands:
     commands = Commands()
     for decision in decisions:
         if not decision.acts:
             continue
         if decision.lever is Lever.SPLIT:
-            blocks = int(decision.wanted)
-            commands = replace(
-                commands,
-                offload_target_blocks=blocks,
-                hisparse_target_blocks=geometry.budget_blocks - blocks,
-            )
+            commands = _split_command(policy, snapshot, commands, int(decision.wanted))
+        elif decision.lever is Lever.MULTIPLIER and leases is not None:
+            commands = replace(commands, hot_leases=leases)
         elif decision.lever is Lever.MULTIPLIER:
             commands = replace(commands, multiplier=float(decision.wanted))
         elif decision.lever is Lever.ADMISSION:
@@ -152,6 +187,23 @@ def _commands(
             default = decision.wanted == DEFAULT
             commands = replace(commands, watermark="default" if default else int(decision.wanted))
     return commands
+
+
+def _split_command(
+    policy: Policy, snapshot: Snapshot, commands: Commands, offload_blocks: int
+) -> Commands:
+    commands = replace(
+        commands,
+        offload_target_blocks=offload_blocks,
+        hisparse_target_blocks=shared_blocks(policy, snapshot.geometry) - offload_blocks,
+    )
+    if reserve_differs(policy, snapshot) is None:
+        return commands
+    return replace(
+        commands,
+        reserve_target_blocks=reserve_blocks(policy, snapshot.geometry),
+        release_reserve=policy.pools.release_reserve and snapshot.reserve.can_release,
+    )
 
 
 def _capitalised(sentence: str) -> str:

@@ -56,11 +56,16 @@ class LeverDecision:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What to change now; ``None`` leaves a lever alone. Both pool targets come together."""
+    """What to change now; ``None`` leaves a lever alone. All pool targets come together."""
 
     offload_target_blocks: int | None = None
     hisparse_target_blocks: int | None = None
+    reserve_target_blocks: int | None = None
+    release_reserve: bool | None = None
+    """Whether the node gives the memory of reserve blocks back; comes with the reserve."""
     multiplier: float | None = None
+    hot_leases: Mapping[str, int] | None = None
+    """Hot blocks of one group, a request; an empty mapping ends all leases of their own."""
     watermark: int | Literal["default"] | None = None
     admission: Admission | None = None
 

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -42,6 +42,8 @@ class Loaded(Generic[M]):
     positions: Mapping[KeyPath, Position]
     """Where each key that was written stands, by its path."""
     text: str
+    written: Mapping[str, Any]
+    """What was written, as plain values: without defaults, units not yet read."""
 
     def problem(self, key: KeyPath, message: str, hint: str = "") -> Problem:
         """A problem with ``key`` found later, such as one that needs the node to be known."""
@@ -93,7 +95,7 @@ def parse_document(text: str, name: str, model: type[M]) -> Loaded[M]:
     if problems:
         raise _error(problems, text)
     digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    return Loaded(value, digest, Path(name), tree.positions, text)
+    return Loaded(value, digest, Path(name), tree.positions, text, tree.value)
 
 
 def _error(problems: list[Problem], text: str) -> ConfigError:

@@ -9,10 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from hisparsed.policy.bounds import step_blocks
 from hisparsed.policy.reach import live_load, reach_now
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Snapshot
-from hisparsed.policy.windows import Window
+from hisparsed.policy.signals import GhostPoint, Snapshot
+from hisparsed.policy.windows import Ewma, Window
+
+QUEUE_SPAN_S = 300.0
+"""Calls of agents take minutes, so a queue's pace shows over minutes only."""
+_QUEUE_SMOOTHING_S = 60.0
 
 
 class Direction(StrEnum):
@@ -30,20 +35,29 @@ class MoveHistory:
     last_direction: Direction | None = None
     last_safety_at_s: float | None = None
     undone: int = 0
-    """Thrift moves that a move towards safety took back."""
+    """Moves that were taken back or did not bring what was expected."""
     undone_at_s: float = 0.0
 
-    def moved(self, at_s: float, direction: Direction) -> MoveHistory:
-        """The history with one more move."""
+    def moved(self, at_s: float, direction: Direction, *, probing: bool = False) -> MoveHistory:
+        """The history with one more move.
+
+        Safety that follows thrift takes it back. A ``probing`` move, made on measured gains,
+        takes back whatever went the other way, and gives nothing for safety.
+        """
         safety = direction is Direction.SAFETY
-        takes_back = safety and self.last_direction is Direction.THRIFT
+        turned = self.last_direction is not None and direction is not self.last_direction
+        takes_back = turned and (safety or probing)
         return MoveHistory(
             last_at_s=at_s,
             last_direction=direction,
-            last_safety_at_s=at_s if safety else self.last_safety_at_s,
+            last_safety_at_s=at_s if safety and not probing else self.last_safety_at_s,
             undone=self.undone + takes_back,
             undone_at_s=at_s if takes_back else self.undone_at_s,
         )
+
+    def disappointed(self, at_s: float) -> MoveHistory:
+        """The history after a move that did not bring what was expected."""
+        return replace(self, undone=self.undone + 1, undone_at_s=at_s)
 
     def forgetting(self, at_s: float, forget_s: float) -> MoveHistory:
         """The history without what was undone more than ``forget_s`` ago."""
@@ -61,28 +75,63 @@ class MoveHistory:
 @dataclass(frozen=True, slots=True)
 class Signals:
     """Windows; ``split`` ones span rebalance.window, ``shrink``, ``grow`` and ``release``
-    the window of that name."""
+    the window of that name, ``queue`` ones ``QUEUE_SPAN_S``."""
 
     split_in_use_blocks: Window = field(default_factory=Window)
     split_in_flight_chunks: Window = field(default_factory=Window)
     split_tokens_total: Window = field(default_factory=Window)
+    split_hit_total: Window = field(default_factory=Window)
+    split_query_total: Window = field(default_factory=Window)
+    split_hisparse_ghost_total: Window = field(default_factory=Window)
+    """Tokens that the HiSparse pool would have served with one step more."""
+    split_hisparse_deep_total: Window = field(default_factory=Window)
+    """The same with as much more as a step takes from the offload pool's reach."""
+    split_hisparse_half_total: Window = field(default_factory=Window)
+    """The same with half of that."""
+    split_offload_ghost_total: Window = field(default_factory=Window)
     shrink_pressure: Window = field(default_factory=Window)
     shrink_loads_total: Window = field(default_factory=Window)
     shrink_references_total: Window = field(default_factory=Window)
     shrink_h2d_bytes_total: Window = field(default_factory=Window)
+    shrink_steps_total: Window = field(default_factory=Window)
+    shrink_scheduled_total: Window = field(default_factory=Window)
     grow_free_share: Window = field(default_factory=Window)
     grow_waiting: Window = field(default_factory=Window)
     grow_loads_total: Window = field(default_factory=Window)
     release_load: Window = field(default_factory=Window)
+    queue_finished_total: Window = field(default_factory=Window)
+    queue_waiting: Ewma = field(default_factory=Ewma)
+    standstill_since_s: float | None = None
+    """Since when the engine has computed nothing; ``None`` where that cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What the last move of the split was to bring, and whether it did."""
+
+    at_s: float
+    unit: str
+    """Reach in tokens, or tokens a minute of prefix; the ending of the figures' names."""
+    expected: float
+    from_blocks: int
+    to_blocks: int
+    hit_ratio_before: float | None = None
+    realised: float | None = None
+    """``None`` until the move has settled and a window has passed since."""
+    judged_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     last_at_s: float | None = None
-    last_tokens_total: int = 0
+    last_totals: tuple[int, ...] = ()
     signals: Signals = field(default_factory=Signals)
     split: MoveHistory = field(default_factory=MoveHistory)
     multiplier: MoveHistory = field(default_factory=MoveHistory)
+    sharing: MoveHistory = field(default_factory=MoveHistory)
+    expectation: Expectation | None = None
+    effective: Ewma = field(default_factory=Ewma)
+    """Share of the split's moves that came true, recent ones weighing more."""
 
 
 def free_share(snapshot: Snapshot) -> float:
@@ -90,44 +139,146 @@ def free_share(snapshot: Snapshot) -> float:
 
 
 def under_gpu_pressure(policy: Policy, snapshot: Snapshot) -> bool:
-    """Requests wait for GPU blocks, or too few are free."""
-    return snapshot.gpu.waiting_for_blocks or free_share(snapshot) < policy.hot.free_low
+    """Requests wait, preempted ones among them, and GPU blocks are short."""
+    gpu = snapshot.gpu
+    short = gpu.waiting_for_blocks or free_share(snapshot) < policy.hot.free_low
+    return short and snapshot.requests.waiting > 0
 
 
 def observe(policy: Policy, snapshot: Snapshot, memory: Memory) -> Memory:
-    """Memory with this snapshot's signals; an engine that began anew clears it."""
-    at_s = snapshot.at_s
-    tokens = snapshot.tokens.prompt_total + snapshot.tokens.generated_total
-    clock_went_back = memory.last_at_s is not None and at_s < memory.last_at_s
-    if clock_went_back or tokens < memory.last_tokens_total:
+    """Memory with this snapshot's signals.
+
+    Where a counter went back the engine began anew, and what was observed of the old one is
+    dropped; where the clock did, past moves are dropped as well.
+    """
+    at_s, totals = snapshot.at_s, _totals(snapshot)
+    if memory.last_at_s is not None and at_s < memory.last_at_s:
         memory = Memory()
-    old, hot = memory.signals, snapshot.hot
+    elif _went_back(memory.last_totals, totals):
+        memory = replace(memory, signals=Signals(), expectation=None)
+    forget_s = policy.rebalance.back_off.forget
+    return replace(
+        memory,
+        last_at_s=at_s,
+        last_totals=totals,
+        signals=_signals(policy, snapshot, memory),
+        split=memory.split.forgetting(at_s, forget_s),
+        multiplier=memory.multiplier.forgetting(at_s, forget_s),
+        sharing=memory.sharing.forgetting(at_s, forget_s),
+    )
+
+
+def _signals(policy: Policy, snapshot: Snapshot, memory: Memory) -> Signals:
+    at_s, old, hot = snapshot.at_s, memory.signals, snapshot.hot
     gap_s = policy.stale_after
     split_s, release_s = policy.rebalance.window, max(policy.admission.release_after, policy.tick)
     shrink_s, grow_s = policy.hot.window_shrink, policy.hot.window_grow
-    host_references = hot.references_total - hot.resident_total
+    progress, prefix = snapshot.progress, snapshot.prefix
+    one_step = step_blocks(snapshot.geometry, policy.rebalance.step)
+    deep = one_step * (1 + snapshot.geometry.chunks_per_host_block)
 
     def push(window: Window, value: float, span_s: float) -> Window:
         return window.push(at_s, value, span_s, gap_s)
 
-    signals = Signals(
-        push(old.split_in_use_blocks, snapshot.hisparse.in_use_blocks, split_s),
-        push(old.split_in_flight_chunks, snapshot.offload.in_use_chunks, split_s),
-        push(old.split_tokens_total, tokens, split_s),
-        push(old.shrink_pressure, under_gpu_pressure(policy, snapshot), shrink_s),
-        push(old.shrink_loads_total, hot.loads_total, shrink_s),
-        push(old.shrink_references_total, host_references, shrink_s),
-        push(old.shrink_h2d_bytes_total, hot.h2d_bytes_total, shrink_s),
-        push(old.grow_free_share, free_share(snapshot), grow_s),
-        push(old.grow_waiting, snapshot.requests.waiting, grow_s),
-        push(old.grow_loads_total, hot.loads_total, grow_s),
-        push(old.release_load, live_load(snapshot, reach_now(snapshot)), release_s),
+    def push_ghost(window: Window, points: tuple[GhostPoint, ...], extra_blocks: int) -> Window:
+        total = served_with(points, extra_blocks)
+        # Another step reads another point of the curve: not the counter of before.
+        if total is None or total < window.high:
+            window = Window()
+        return window if total is None else push(window, total, split_s)
+
+    tokens = snapshot.tokens.prompt_total + snapshot.tokens.generated_total
+    return Signals(
+        split_in_use_blocks=push(old.split_in_use_blocks, snapshot.hisparse.in_use_blocks, split_s),
+        split_in_flight_chunks=push(
+            old.split_in_flight_chunks, snapshot.offload.in_use_chunks, split_s
+        ),
+        split_tokens_total=push(old.split_tokens_total, tokens, split_s),
+        split_hit_total=push(old.split_hit_total, prefix.hit_tokens_total, split_s),
+        split_query_total=push(old.split_query_total, prefix.query_tokens_total, split_s),
+        split_hisparse_ghost_total=push_ghost(
+            old.split_hisparse_ghost_total, snapshot.hisparse.ghost, one_step
+        ),
+        split_hisparse_deep_total=push_ghost(
+            old.split_hisparse_deep_total, snapshot.hisparse.ghost, deep
+        ),
+        split_hisparse_half_total=push_ghost(
+            old.split_hisparse_half_total, snapshot.hisparse.ghost, deep // 2
+        ),
+        split_offload_ghost_total=push_ghost(
+            old.split_offload_ghost_total, snapshot.offload.ghost, one_step
+        ),
+        shrink_pressure=push(old.shrink_pressure, under_gpu_pressure(policy, snapshot), shrink_s),
+        shrink_loads_total=push(old.shrink_loads_total, hot.loads_total, shrink_s),
+        shrink_references_total=push(
+            old.shrink_references_total, hot.references_total - hot.resident_total, shrink_s
+        ),
+        shrink_h2d_bytes_total=push(old.shrink_h2d_bytes_total, hot.h2d_bytes_total, shrink_s),
+        shrink_steps_total=Window()
+        if progress is None
+        else push(old.shrink_steps_total, progress.steps_total, shrink_s),
+        shrink_scheduled_total=Window()
+        if progress is None
+        else push(old.shrink_scheduled_total, progress.scheduled_tokens_total, shrink_s),
+        grow_free_share=push(old.grow_free_share, free_share(snapshot), grow_s),
+        grow_waiting=push(old.grow_waiting, snapshot.requests.waiting, grow_s),
+        grow_loads_total=push(old.grow_loads_total, hot.loads_total, grow_s),
+        release_load=push(old.release_load, live_load(snapshot, reach_now(snapshot)), release_s),
+        queue_finished_total=push(
+            old.queue_finished_total, snapshot.requests.finished_total, QUEUE_SPAN_S
+        ),
+        queue_waiting=old.queue_waiting.push(
+            at_s, snapshot.requests.waiting, _QUEUE_SMOOTHING_S, gap_s
+        ),
+        standstill_since_s=_standstill(policy, snapshot, memory),
     )
-    forget_s = policy.rebalance.back_off.forget
-    return Memory(
-        last_at_s=at_s,
-        last_tokens_total=tokens,
-        signals=signals,
-        split=memory.split.forgetting(at_s, forget_s),
-        multiplier=memory.multiplier.forgetting(at_s, forget_s),
+
+
+def served_with(points: tuple[GhostPoint, ...], extra_blocks: int) -> float | None:
+    """Tokens that ``extra_blocks`` more would have served; ``None`` without a ghost list.
+
+    Between two points in proportion, beyond the last what the last says.
+    """
+    if not points:
+        return None
+    before = GhostPoint(0, 0)
+    for point in points:
+        if point.extra_blocks >= extra_blocks:
+            part = (extra_blocks - before.extra_blocks) / (point.extra_blocks - before.extra_blocks)
+            return before.tokens_total + part * (point.tokens_total - before.tokens_total)
+        before = point
+    return float(before.tokens_total)
+
+
+def _standstill(policy: Policy, snapshot: Snapshot, memory: Memory) -> float | None:
+    """Since when nothing was computed while there was something to compute."""
+    progress, since_s = snapshot.progress, memory.signals.standstill_since_s
+    if progress is None or not (snapshot.requests.running or snapshot.requests.waiting):
+        return None
+    computed = memory.signals.shrink_scheduled_total
+    gap = memory.last_at_s is None or snapshot.at_s - memory.last_at_s > policy.stale_after
+    if since_s is None or gap or progress.scheduled_tokens_total > computed.high:
+        return snapshot.at_s
+    return since_s
+
+
+def _totals(snapshot: Snapshot) -> tuple[int, ...]:
+    """Every counter that never goes back while an engine lives."""
+    hot, progress = snapshot.hot, snapshot.progress
+    return (
+        snapshot.tokens.prompt_total,
+        snapshot.tokens.generated_total,
+        snapshot.prefix.hit_tokens_total,
+        snapshot.prefix.query_tokens_total,
+        snapshot.requests.finished_total,
+        snapshot.requests.preemptions_total,
+        hot.references_total,
+        hot.loads_total,
+        hot.h2d_bytes_total,
+        0 if progress is None else progress.steps_total,
+        0 if progress is None else progress.scheduled_tokens_total,
     )
+
+
+def _went_back(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
+    return any(new < old for old, new in zip(before, now, strict=False))

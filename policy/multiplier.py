@@ -1,17 +1,21 @@
-"""The multiplier: hot rows of the next leases, in whole hot blocks.
+"""The multiplier: hot rows of a request, in whole hot blocks, and how requests share them.
 
-Shrinks under GPU-pool pressure as long as the predicted miss traffic fits the PCIe budget,
-and grows back with room. Shrinking is the safe direction: it lets requests run. Running
-requests keep the lease they have, so each move needs a window of its own to show.
+Shrinks when requests wait for GPU blocks, as long as the predicted miss traffic fits the PCIe
+budget, and grows back with room. Shrinking is the safe direction: it lets requests run.
+Between changes the hot budget may be shared anew by each request's own miss curve.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hisparsed.policy.bounds import HotBounds, hot_bounds, hot_unit, lease_blocks
 from hisparsed.policy.decisions import Proposal
 from hisparsed.policy.guards import calm, pace
+from hisparsed.policy.health import Held, step_fill, wait_is_no_shortage
 from hisparsed.policy.memory import Direction, Memory, free_share, under_gpu_pressure
 from hisparsed.policy.reasons import Lever, Reason
+from hisparsed.policy.resharing import propose_sharing
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Snapshot
 
@@ -20,8 +24,10 @@ PESSIMISM = 1.5
 a buffer shrinks (13 % at 2x, 7 % at 4x top-k); 1.5 overstates that on purpose."""
 
 
-def propose_multiplier(policy: Policy, snapshot: Snapshot, memory: Memory) -> Proposal:
-    """The multiplier of the next lease, or the reason to keep it."""
+def propose_multiplier(
+    policy: Policy, snapshot: Snapshot, memory: Memory
+) -> tuple[Proposal, Mapping[str, int] | None]:
+    """The multiplier, or the reason to keep it; and leases to share anew while it is kept."""
     bounds = hot_bounds(policy, snapshot.geometry)
     lease = lease_blocks(snapshot.geometry, snapshot.hot.multiplier)
     shrunk = max(bounds.min_blocks, lease - bounds.step_blocks)
@@ -30,13 +36,15 @@ def propose_multiplier(policy: Policy, snapshot: Snapshot, memory: Memory) -> Pr
     if bounds.clamp(lease) != lease:
         unit = hot_unit(snapshot.geometry)
         because = f"the range is {bounds.min_blocks * unit:g}x to {bounds.max_blocks * unit:g}x"
-        return _proposal(snapshot, bounds.clamp(lease), Reason.OUTSIDE_BOUNDS, figures, because)
+        wanted = bounds.clamp(lease)
+        return _proposal(snapshot, wanted, Reason.OUTSIDE_BOUNDS, figures, because), None
+    no_shortage = wait_is_no_shortage(policy, snapshot, memory)
     if under_gpu_pressure(policy, snapshot):
-        held = _shrink_held(policy, snapshot, memory, lease, bounds, predicted)
+        held = no_shortage or _shrink_held(policy, snapshot, memory, lease, bounds, predicted)
         wanted, reason = shrunk, Reason.GPU_POOL_PRESSURE
         because = (
             f"requests were short of GPU blocks for {policy.hot.window_shrink:g}s and the misses "
-            f"expected then, {predicted:.3g} B/s, fit the PCIe budget"
+            f"expected then, {predicted or 0:.3g} B/s, fit the PCIe budget"
         )
     elif free_share(snapshot) >= policy.hot.free_high and not snapshot.requests.waiting:
         held = _grow_held(policy, snapshot, memory, lease, bounds)
@@ -46,28 +54,43 @@ def propose_multiplier(policy: Policy, snapshot: Snapshot, memory: Memory) -> Pr
             f"{policy.hot.window_grow:g}s and rows are still missed"
         )
     else:
-        held = (Reason.IN_DEAD_BAND, f"{free_share(snapshot):.0%} of GPU blocks are free")
+        words = f"{free_share(snapshot):.0%} of GPU blocks are free"
+        if free_share(snapshot) < policy.hot.free_low:
+            words += ", but nobody waits for them"
+        held = no_shortage or (Reason.IN_DEAD_BAND, words)
         wanted, reason, because = lease, Reason.IN_DEAD_BAND, ""
-    if held is not None:
-        return _proposal(snapshot, lease, held[0], figures, held[1])
-    return _proposal(snapshot, wanted, reason, figures, because)
+    if held is None:
+        return _proposal(snapshot, wanted, reason, figures, because), None
+    sharing = propose_sharing(policy, snapshot, memory, lease, bounds)
+    if sharing is None:
+        return _proposal(snapshot, lease, held[0], figures, held[1]), None
+    if sharing.leases is None:
+        return _proposal(snapshot, lease, held[0], figures | sharing.figures, held[1]), None
+    proposal = Proposal(
+        Lever.MULTIPLIER,
+        snapshot.hot.multiplier,
+        snapshot.hot.multiplier,
+        sharing.reason,
+        None,
+        figures | sharing.figures,
+        sharing.action,
+        sharing.because,
+    )
+    return proposal, sharing.leases
 
 
-def predicted_bytes_per_s(snapshot: Snapshot, memory: Memory, lease: int) -> float:
-    """Host-to-GPU bytes a second if the next leases were ``lease`` blocks.
+def predicted_bytes_per_s(snapshot: Snapshot, memory: Memory, lease: int) -> float | None:
+    """Host-to-GPU bytes a second if leases were ``lease`` blocks; ``None`` if unknown.
 
     The node's own miss curve is used where it reaches; else measured loads are scaled by
     (current / new) ** ``PESSIMISM``. Never above what missing every host row would cost.
     """
     signals, hot = memory.signals, snapshot.hot
     span_s = signals.shrink_loads_total.observed_s
-    if span_s <= 0:
-        return 0.0
-    bytes_total, loads_total = signals.shrink_h2d_bytes_total, signals.shrink_loads_total
-    references = signals.shrink_references_total
-    moved = bytes_total.high - bytes_total.low
-    loads = loads_total.high - loads_total.low
-    asked = max(loads, references.high - references.low)
+    if span_s <= 0 or not hot.counted:
+        return None
+    moved, loads = signals.shrink_h2d_bytes_total.rise, signals.shrink_loads_total.rise
+    asked = max(loads, signals.shrink_references_total.rise)
     bytes_a_row = moved / loads if loads else float(snapshot.geometry.row_bytes)
     multiplier = lease * hot_unit(snapshot.geometry)
     covering = [point for point in hot.predicted if point.multiplier <= multiplier]
@@ -84,8 +107,8 @@ def _shrink_held(
     memory: Memory,
     lease: int,
     bounds: HotBounds,
-    predicted: float,
-) -> tuple[Reason, str] | None:
+    predicted: float | None,
+) -> Held | None:
     span_s = policy.hot.window_shrink
     if not _leasing(snapshot):
         return Reason.NO_BENEFIT, "no running request leases a hot buffer"
@@ -97,6 +120,8 @@ def _shrink_held(
     pressure = memory.signals.shrink_pressure
     if not pressure.full(span_s) or not pressure.low:
         return Reason.WINDOW_NOT_FULL, f"GPU blocks were not short for all of {span_s:g}s"
+    if predicted is None:
+        return Reason.MISSING_SIGNAL, "this node does not count missed rows"
     if predicted > policy.hot.pcie_budget:
         because = (
             f"the misses expected with less, {predicted:.3g} B/s, exceed the PCIe budget of "
@@ -108,13 +133,13 @@ def _shrink_held(
 
 def _grow_held(
     policy: Policy, snapshot: Snapshot, memory: Memory, lease: int, bounds: HotBounds
-) -> tuple[Reason, str] | None:
+) -> Held | None:
     hot, signals = policy.hot, memory.signals
     span_s = hot.window_grow
     if lease == bounds.max_blocks:
         return Reason.LIMITED_BY_CEILING, "there is room but the multiplier is at its most"
     if not snapshot.requests.running:
-        return Reason.NOT_KV_PRESSURE, "nothing runs"
+        return Reason.NO_TRAFFIC, "nothing runs"
     if not _leasing(snapshot):
         return Reason.NO_BENEFIT, "no running request leases a hot buffer"
     waits = _calm(policy, snapshot, memory, Direction.THRIFT, span_s)
@@ -123,7 +148,9 @@ def _grow_held(
     calm_window = signals.grow_free_share.low >= hot.free_high and not signals.grow_waiting.high
     if not signals.grow_free_share.full(span_s) or not calm_window:
         return Reason.WINDOW_NOT_FULL, f"there was not room for all of {span_s:g}s"
-    if signals.grow_loads_total.high == signals.grow_loads_total.low:
+    if not snapshot.hot.counted:
+        return Reason.MISSING_SIGNAL, "this node does not count missed rows"
+    if not signals.grow_loads_total.rise:
         return Reason.NO_BENEFIT, "no row was missed in the window"
     step = min(bounds.max_blocks, lease + bounds.step_blocks) - lease
     taken = step * snapshot.geometry.hot_groups * snapshot.requests.running
@@ -137,7 +164,7 @@ def _grow_held(
 
 def _calm(
     policy: Policy, snapshot: Snapshot, memory: Memory, direction: Direction, span_s: float
-) -> tuple[Reason, str] | None:
+) -> Held | None:
     back_off = policy.rebalance.back_off
     reason = calm(
         memory.multiplier,
@@ -162,20 +189,22 @@ def _leasing(snapshot: Snapshot) -> int:
 
 
 def _figures(
-    policy: Policy, snapshot: Snapshot, memory: Memory, predicted: float, lease: int
+    policy: Policy, snapshot: Snapshot, memory: Memory, predicted: float | None, lease: int
 ) -> dict[str, float]:
-    loads = memory.signals.shrink_loads_total
-    observed_s = loads.observed_s
-    return {
+    figures = {
         "gpu_free_ratio": free_share(snapshot),
         "gpu_waiting": float(snapshot.gpu.waiting_for_blocks),
         "waiting_requests": snapshot.requests.waiting,
         "leasing_requests": _leasing(snapshot),
         "lease_blocks": lease,
-        "loads_per_s": (loads.high - loads.low) / observed_s if observed_s > 0 else 0.0,
-        "predicted_bytes_per_s": predicted,
         "pcie_budget_bytes_per_s": policy.hot.pcie_budget,
     }
+    optional = {
+        "loads_per_s": memory.signals.shrink_loads_total.rate_per_s,
+        "predicted_bytes_per_s": predicted,
+        "step_fill_ratio": step_fill(snapshot, memory),
+    }
+    return figures | {name: value for name, value in optional.items() if value is not None}
 
 
 def _proposal(
@@ -187,6 +216,6 @@ def _proposal(
     if held:
         action = f"keep the multiplier at {current:g}x"
     else:
-        action = f"lease {wanted:g}x top-k instead of {current:g}x from now on"
+        action = f"lease {wanted:g}x instead of {current:g}x from now on"
     limited_by = reason if reason.value.startswith("Limited") else None
     return Proposal(Lever.MULTIPLIER, current, wanted, reason, limited_by, figures, action, because)

@@ -62,11 +62,15 @@ class Problem:
     message: str
     hint: str = ""
 
+    @property
+    def words(self) -> str:
+        """What is wrong and what would be right, without the place."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         key = f"{key_text(self.key)}: " if self.key else ""
-        hint = f"; {self.hint}" if self.hint else ""
-        return f"{place}: {key}{self.message}{hint}"
+        return f"{place}: {key}{self.words}"
 
 
 @dataclass

@@ -56,32 +56,48 @@ def reach_now(snapshot: Snapshot) -> Reach:
     )
 
 
-def reach_at(geometry: Geometry, offload_blocks: int, in_use_blocks: int, in_flight: int) -> Reach:
-    """Reach of both pools if ``offload_blocks`` of the budget were lent."""
+def reach_at(
+    geometry: Geometry,
+    offload_blocks: int,
+    in_use_blocks: int,
+    in_flight: int,
+    shared_blocks: int | None = None,
+) -> Reach:
+    """Reach of both pools if ``offload_blocks`` were lent of the ``shared_blocks`` of both.
+
+    ``None`` shares the whole budget.
+    """
     occupied = occupied_tokens(geometry, in_use_blocks, in_flight)
+    shared = geometry.budget_blocks if shared_blocks is None else shared_blocks
     return Reach(
-        hisparse_reach_tokens(geometry, geometry.budget_blocks - offload_blocks, in_use_blocks),
+        hisparse_reach_tokens(geometry, shared - offload_blocks, in_use_blocks),
         offload_reach_tokens(geometry, offload_blocks * geometry.chunks_per_host_block, occupied),
     )
 
 
 def equal_reach_blocks(
-    geometry: Geometry, margin: float, in_use_blocks: int, in_flight_chunks: int
+    geometry: Geometry,
+    margin: float,
+    in_use_blocks: int,
+    in_flight_chunks: int,
+    shared_blocks: int | None = None,
 ) -> int:
     """Fewest lent blocks with offload reach >= HiSparse reach x (1 + ``margin``).
 
     What running requests occupy must fit as well. While it does, the answer falls with
     ``in_use_blocks`` and rises with ``in_flight_chunks``, so the lowest of the first and
-    the highest of the second in a window are safe for all of it.
+    the highest of the second in a window are safe for all of it. ``shared_blocks`` are those
+    of both pools; ``None`` is the whole budget.
     """
+    shared = geometry.budget_blocks if shared_blocks is None else shared_blocks
     wide = (1 + margin) * geometry.block_tokens
-    idle_blocks = max(0, geometry.budget_blocks - in_use_blocks)
+    idle_blocks = max(0, shared - in_use_blocks)
     occupied = occupied_tokens(geometry, in_use_blocks, in_flight_chunks)
     lent_tokens = geometry.chunks_per_host_block * geometry.offload_chunk_tokens
     blocks = math.ceil((wide * idle_blocks + occupied) / (wide + lent_tokens) - _ROUNDING)
     if blocks > idle_blocks:
         blocks = max(idle_blocks, -(-occupied // lent_tokens))
-    return min(blocks, geometry.budget_blocks)
+    return min(blocks, shared)
 
 
 def live_load(snapshot: Snapshot, reach: Reach) -> float:

@@ -24,11 +24,15 @@ class Reason(StrEnum):
     OFFLOAD_SHORT_OF_REACH = "OffloadShortOfReach"
     OFFLOAD_BEYOND_REACH = "OffloadBeyondReach"
     FIXED_SPLIT = "FixedSplit"
+    OFFLOAD_WORTH_MORE = "OffloadWorthMore"
+    HISPARSE_WORTH_MORE = "HisparseWorthMore"
     OUTSIDE_BOUNDS = "OutsideBounds"
     GPU_POOL_PRESSURE = "GpuPoolPressure"
     ROOM_TO_GROW = "RoomToGrow"
+    SHARED_BY_GAIN = "SharedByGain"
     COVERAGE_LOW = "CoverageLow"
     COVERAGE_RECOVERED = "CoverageRecovered"
+    QUEUE_CHANGED = "QueueChanged"
     POLICY_VALUE = "PolicyValue"
 
     IN_DEAD_BAND = "InDeadBand"
@@ -44,11 +48,15 @@ class Reason(StrEnum):
     LIMITED_BY_STEP = "LimitedByStep"
     LIMITED_BY_PCIE = "LimitedByPcie"
     NOT_KV_PRESSURE = "NotKVPressure"
+    PREFILL_BOUND = "PrefillBound"
+    NO_TRAFFIC = "NoTraffic"
     NO_BENEFIT = "NoBenefit"
     FROZEN = "Frozen"
     ADVISE_ONLY = "AdviseOnly"
     OFF = "Off"
     STALE = "Stale"
+    STALLED = "Stalled"
+    MISSING_SIGNAL = "MissingSignal"
     PENDING_RESTART = "PendingRestart"
 
     @property
@@ -62,11 +70,15 @@ ACTING = frozenset(
         Reason.OFFLOAD_SHORT_OF_REACH,
         Reason.OFFLOAD_BEYOND_REACH,
         Reason.FIXED_SPLIT,
+        Reason.OFFLOAD_WORTH_MORE,
+        Reason.HISPARSE_WORTH_MORE,
         Reason.OUTSIDE_BOUNDS,
         Reason.GPU_POOL_PRESSURE,
         Reason.ROOM_TO_GROW,
+        Reason.SHARED_BY_GAIN,
         Reason.COVERAGE_LOW,
         Reason.COVERAGE_RECOVERED,
+        Reason.QUEUE_CHANGED,
         Reason.POLICY_VALUE,
     }
 )

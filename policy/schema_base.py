@@ -12,6 +12,16 @@ PositiveDuration = Annotated[Duration, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """One mapping of the document. An unknown key in it is an error."""
+    """One mapping of the document. An unknown key in it is an error.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    The string below each key is its description, in the reference page and in editors.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        serialize_by_alias=True,
+    )

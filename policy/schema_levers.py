@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from hisparsed.policy.pool_sizes import PoolSize
@@ -18,33 +18,70 @@ from hisparsed.policy.units import (
 )
 
 
+def _auto_or_time(value: object) -> str:
+    return "auto" if value == "auto" else "time"
+
+
+AutoDuration: TypeAlias = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[PositiveDuration, Tag("time")],
+    Discriminator(_auto_or_time),
+]
+"""``"auto"``, or seconds."""
+
+
 class DeadBand(Section):
     """A move must be worth more than both."""
 
     relative: Fraction = 0.05
-    """Of the blocks that equal reach needs."""
+    """Least move, as a share of the blocks that equal reach needs."""
     absolute: PoolSize = 0.0025
+    """Least move, as a size or a share of the host budget."""
 
 
 class BackOff(Section):
     """Each undone move makes the next one of its kind wait ``factor`` times longer."""
 
     factor: float = Field(default=2.0, ge=1)
+    """By how much each undone move lengthens the next wait."""
     limit: float = Field(default=16.0, ge=1)
+    """The most that waits are lengthened."""
     forget: PositiveDuration = 3600.0
+    """Undone moves count for this long."""
+
+
+class MarginalValue(Section):
+    """When `strategy: marginal-value` sees a difference between the pools."""
+
+    noise_margin: Fraction = 0.3
+    """How much more the next blocks must serve in one pool than in the other."""
+    least_gain: int = Field(default=1_000, ge=0, le=10**9)
+    """Tokens a minute of prefix that a move must be expected to save."""
 
 
 class Rebalance(Section):
-    strategy: Literal["equal-reach", "fixed"] = "equal-reach"
+    strategy: Literal["equal-reach", "marginal-value", "fixed"] = "equal-reach"
+    """What the split aims at: equal-reach, both pools hold the same tokens; marginal-value, that
+    corrected by what evicted prefixes would have served; fixed, the split stays at its start."""
     margin: Fraction = 0.2
+    """How much more than the HiSparse pool's reach the offload pool should hold."""
     window: PositiveDuration = 60.0
+    """A saving must have looked right for this long."""
     dead_band: DeadBand = DeadBand()
+    """Differences that are too small to move for."""
     step: Fraction = Field(default=0.01, gt=0)
+    """The most one saving may shift, as a share of the host budget."""
     step_towards_safety: Fraction = Field(default=0.05, gt=0)
+    """The most one move towards safety may shift; at least ``step``."""
     cool_down: Duration = 60.0
+    """Least time between two savings."""
     cool_down_towards_safety: Duration = 5.0
+    """Least time between two moves towards safety; at most ``cool_down``."""
     hold_off: Duration = 300.0
+    """What the offload pool was given for safety stays with it for this long."""
     back_off: BackOff = BackOff()
+    """Longer waits after moves that had to be undone or did not bring what was expected."""
+    marginal: MarginalValue = MarginalValue()
+    """When marginal value moves the split."""
 
     @field_validator("step_towards_safety")
     @classmethod
@@ -75,17 +112,32 @@ class Rebalance(Section):
 class Hot(Section):
     """The multiplier: hot rows of a request / (top-k x decode query length)."""
 
-    min: float = Field(default=1.0, ge=1)
-    max: float = Field(default=4.0, ge=1)
-    start: float = Field(default=2.0, ge=1)
+    min: float = Field(default=1.0, gt=0)
+    """Lowest multiplier; at least the node's legal minimum, which `1.0` always is."""
+    max: float = Field(default=4.0, gt=0)
+    """Highest multiplier."""
+    start: float = Field(default=2.0, gt=0)
+    """The multiplier that the node begins with."""
     step: float = Field(default=0.5, gt=0)
+    """How far one change goes, in whole hot blocks."""
     free_low: Fraction = 0.05
     """Share of GPU blocks free below which the pool is under pressure."""
     free_high: Fraction = 0.25
+    """Share of GPU blocks free above which there is room to grow."""
     window_shrink: PositiveDuration = 10.0
+    """Pressure must last this long before the multiplier shrinks."""
     window_grow: PositiveDuration = 60.0
+    """Room must last this long before the multiplier grows."""
     pcie_budget: ByteSize = 20 * 2**30
     """Bytes a second that missed rows may move, counted as the node counts them."""
+    prefill_bound_at: Fraction = Field(default=0.9, gt=0)
+    """Share of the step token budget in use above which prefill, not KV, is the bottleneck."""
+    sharing: Literal["even", "marginal-gain"] = "even"
+    """How running requests share the hot buffers: all alike, or by their own miss curves."""
+    sharing_change: Fraction = Field(default=0.25, gt=0)
+    """The most that one request's hot buffer may change at a time, as a share of the multiplier."""
+    sharing_gain: Fraction = 0.05
+    """Share of the missed rows that sharing anew must be expected to save."""
 
     @field_validator("max")
     @classmethod
@@ -126,19 +178,35 @@ class Hot(Section):
 
 class WatermarkSettings(Section):
     value: int | None = Field(default=None, ge=0)
-    """GPU blocks; ``None`` is vLLM's own value."""
+    """Transition watermark in GPU blocks; ``null`` is vLLM's own value."""
 
 
 class AdmissionSettings(Section):
     order: Literal["auto", "arrival", "held-prefix-first"] = "auto"
+    """In which order waiting calls start; ``auto`` goes by coverage."""
     engage_at: Fraction = Field(default=0.7, gt=0)
-    """Idle live set as a share of the smaller reach."""
+    """Idle live set, as a share of the smaller reach, above which held prefixes go first."""
     release_at: Fraction = 0.55
+    """The share below which the order of arrival returns."""
     release_after: Duration = 30.0
-    ageing: PositiveDuration = 30.0
+    """The share must stay below ``release_at`` for this long."""
+    max_wait: PositiveDuration = 600.0
+    """The longest that ageing may be; a call held at the API is refused after it."""
+    ageing: AutoDuration = "auto"
+    """A call that waited this long goes first, whatever it costs; ``auto`` goes by the queue."""
     max_running: int | None = Field(default=None, ge=1)
+    """Most requests that run at once; ``null`` leaves it to vLLM."""
     max_waiting_sessions: int | None = Field(default=None, ge=0)
+    """While coverage is low: new sessions beyond this many waiting calls are held back as
+    ``when_full`` says; ``null`` admits all."""
+    when_full: Literal["wait", "refuse"] = "refuse"
+    """What a new session beyond the limit gets: its turn later, or 429."""
     retry_after: PositiveDuration = 10.0
+    """What a refused call is told to wait."""
+    max_context: int | None = Field(default=None, ge=1, le=10**9)
+    """Longest call in tokens, prompt and asked output; ``null`` is the model's own limit."""
+    over_max_context: Literal["wait", "refuse"] = "refuse"
+    """What a longer call gets: the end of the queue, or 429."""
 
     @field_validator("release_at")
     @classmethod
@@ -151,3 +219,15 @@ class AdmissionSettings(Section):
                 {"release": format_fraction(release), "engage": format_fraction(engage)},
             )
         return release
+
+    @field_validator("ageing")
+    @classmethod
+    def _ageing_within_max_wait(cls, ageing: float | str, info: ValidationInfo) -> float | str:
+        most = info.data.get("max_wait")
+        if most is not None and not isinstance(ageing, str) and ageing > most:
+            raise PydanticCustomError(
+                "ageing_above_max_wait",
+                "ageing {ageing} is above max_wait {most}; it must be at most that",
+                {"ageing": format_duration(ageing), "most": format_duration(most)},
+            )
+        return ageing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import StrictBool, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from hisparsed.policy.pool_sizes import PoolSize, below, shown, sum_of_shares
@@ -17,8 +17,11 @@ class PoolSettings(Section):
     """Absolute bounds of one pool; ``start`` of ``None`` leaves it to the other or the law."""
 
     floor: PoolSize = 0.0
+    """The pool never gets smaller than this."""
     ceiling: PoolSize = 1.0
+    """The pool never gets larger than this."""
     start: PoolSize | None = None
+    """What the pool begins with; ``null`` leaves it to the other pool or the law."""
 
     @field_validator("ceiling")
     @classmethod
@@ -48,17 +51,49 @@ class PoolSettings(Section):
 
 
 class HiSparsePoolSettings(PoolSettings):
+    """The pool that holds every sparse-MLA page."""
+
     floor: PoolSize = 0.5
+    """The pool never gets smaller than this."""
 
 
 class OffloadPoolSettings(PoolSettings):
     floor: PoolSize = 0.01
+    """The pool never gets smaller than this."""
     ceiling: PoolSize = 0.5
+    """The pool never gets larger than this."""
 
 
 class Pools(Section):
     hisparse: HiSparsePoolSettings = HiSparsePoolSettings()
+    """Host blocks that back every sparse-MLA page."""
     offload: OffloadPoolSettings = OffloadPoolSettings()
+    """Host chunks of the indexer KV."""
+    reserve: PoolSize = 0.0
+    """Host blocks that neither pool gets, as a size or a share of the host budget."""
+    release_reserve: StrictBool = False
+    """Whether the memory of reserve blocks goes back to the system, where the node can."""
+
+    @field_validator("reserve")
+    @classmethod
+    def _reserve_leaves_the_floors(cls, reserve: int | float, info: ValidationInfo) -> int | float:
+        hisparse, offload = info.data.get("hisparse"), info.data.get("offload")
+        if hisparse is None or offload is None or not isinstance(reserve, float):
+            return reserve
+        floors = sum_of_shares(hisparse.floor, offload.floor)
+        if floors >= 0 and floors + reserve > 1 + _ROUNDING:
+            raise PydanticCustomError(
+                "reserve_exceeds_budget",
+                "the reserve {reserve} and the floors {hisparse} and {offload} add up to more "
+                "than the host budget; lower the reserve to at most {most}",
+                {
+                    "reserve": shown(reserve),
+                    "hisparse": shown(hisparse.floor),
+                    "offload": shown(offload.floor),
+                    "most": shown(max(0.0, 1 - floors)),
+                },
+            )
+        return reserve
 
     @field_validator("offload")
     @classmethod

@@ -7,8 +7,9 @@ KV, whatever the number of copies of it that are kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from hisparsed.policy.reasons import Lever
 
@@ -50,11 +51,20 @@ class Geometry:
     max_num_seqs: int
     row_bytes: int
     """Bytes that one missed row moves over all layers of its hot group."""
+    min_lease_rows: int | None = None
+    """Fewest hot rows of a legal lease: top-k where scratch rows take the rest of a step's
+    selection; ``None`` means decode query length x top-k."""
+    max_step_tokens: int | None = None
+    """Most tokens that one engine step computes; ``None`` where it is not known."""
+
+    @property
+    def least_lease_rows(self) -> int:
+        return self.min_lease_rows or self.topk * self.decode_query_len
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"geometry.{name} is {value}; it must be at least 1")
         carried = self.chunks_per_host_block * self.offload_chunk_bytes * self.offload_copies
         if carried > self.host_block_bytes:
@@ -63,6 +73,15 @@ class Geometry:
                 f"{self.offload_copies} copies that is {carried} B, more than the "
                 f"{self.host_block_bytes} B of a host block"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class GhostPoint:
+    """Tokens, since the engine began, that the pool would have served with ``extra_blocks``
+    host blocks more, where the other pool held its part of them."""
+
+    extra_blocks: int
+    tokens_total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +95,8 @@ class HiSparsePool:
     """Idle blocks that hold a reusable prefix."""
     free_blocks: int
     """Idle blocks that hold nothing."""
+    ghost: tuple[GhostPoint, ...] = ()
+    """Rising in ``extra_blocks``; empty where the node keeps no ghost list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +109,20 @@ class OffloadPool:
     in_use_chunks: int
     """Chunks with a load or store in flight."""
     stored_chunks: int
+    ghost: tuple[GhostPoint, ...] = ()
+    """Rising in ``extra_blocks``; empty where the node keeps no ghost list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Host blocks that neither pool has, and what happens to their memory."""
+
+    target_blocks: int = 0
+    blocks: int = 0
+    can_release: bool = False
+    """Whether the node can give their memory back to the system."""
+    releasing: bool = False
+    """Whether it was told to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +132,9 @@ class GpuPool:
     total_blocks: int
     free_blocks: int
     waiting_for_blocks: bool
-    """Requests wait because GPU blocks are short."""
+    """Requests wait, and neither a limit nor a full step holds them."""
+    head_need_blocks: int | None = None
+    """GPU blocks that the head of the waiting queue needs; ``None`` where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +148,20 @@ class Requests:
     mixed: int
     none: int
     finished_total: int
+    held_back: int | None = None
+    """Waiting requests that an admission limit holds, not memory."""
+    refused_total: int | None = None
+    """Calls that an admission limit refused so far."""
+    oldest_wait_s: float | None = None
+    """How long the call at the head of the queue has waited; ``None`` when none waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the engine has done so far; that it stands still tells a stall."""
+
+    steps_total: int
+    scheduled_tokens_total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +170,29 @@ class MissPoint:
 
     multiplier: float
     miss_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePoint:
+    """With a lease of ``blocks`` hot blocks a group, ``misses_per_step`` rows are loaded."""
+
+    blocks: int
+    misses_per_step: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHot:
+    """The hot buffer of one running request, in hot blocks of one group."""
+
+    request_id: str
+    lease_blocks: int
+    """What it holds now."""
+    target_blocks: int
+    """What it was last told to have; the multiplier's lease where nothing was said."""
+    curve: tuple[LeasePoint, ...] = ()
+    """Its own misses, rising in ``blocks``; empty where they are not measured."""
+    weight: float = 1.0
+    """How much one of its misses counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +210,10 @@ class HotBuffers:
     h2d_bytes_total: int
     predicted: tuple[MissPoint, ...] = ()
     """Exact predictions where the node makes them; empty where it does not."""
+    counted: bool = True
+    """Whether the node counts rows at all; where it does not, the totals mean nothing."""
+    individual_leases: int = 0
+    """Running requests whose lease is not the multiplier's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +249,16 @@ class Admission:
     """A call that waited this long goes before every fresh one."""
     max_running: int
     max_waiting_sessions: int | None
-    """New sessions beyond this many waiting get 429; ``None`` admits all."""
+    """New sessions beyond this many waiting calls are held; ``None`` admits all."""
     retry_after_s: float
+    max_wait_s: float = 600.0
+    """A call that waited this long goes first, and one held at the API is refused then."""
+    when_full: Literal["wait", "refuse"] = "refuse"
+    """What a new session beyond the limit gets: its turn later, or 429."""
+    max_context_tokens: int | None = None
+    """Longest call, prompt and asked output, that is served like any other."""
+    over_max_context: Literal["wait", "refuse"] = "refuse"
+    """What a longer call gets: the end of the queue, or 429."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +294,11 @@ class Snapshot:
     tokens: Tokens
     admission: Admission
     watermark: Watermark
+    progress: Progress | None = None
+    """``None`` where the node does not count steps."""
+    requests_hot: tuple[RequestHot, ...] = ()
+    """Running requests with a hot buffer; empty where the node cannot size them one by one."""
+    reserve: Reserve = field(default_factory=Reserve)
     live_levers: frozenset[Lever] = frozenset(Lever)
     """Levers that this node can change live; the others need a restart."""
     frozen_levers: frozenset[Lever] = frozenset()

@@ -2,27 +2,36 @@
 
 An offload pool that is short loses prefixes outright, so that is put right at once and in
 large steps, whatever the window says. Taking back what it has too much of is thrift: slow,
-only with traffic, and only when HiSparse has nothing empty left. Pure; moves no memory.
+only with traffic, and only when HiSparse has nothing empty left. Where the policy asks for
+it, measured marginal value moves the split beyond equal reach. Pure; moves no memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hisparsed.policy import expectation
 from hisparsed.policy.bounds import (
     SplitBounds,
     dead_band_blocks,
+    reserve_blocks,
+    shared_blocks,
     split_bounds,
     start_blocks,
     step_blocks,
 )
 from hisparsed.policy.decisions import Proposal
 from hisparsed.policy.guards import calm
-from hisparsed.policy.memory import Direction, Memory
+from hisparsed.policy.health import without_traffic
+from hisparsed.policy.marginal import Gains, gains, marginal_aim
+from hisparsed.policy.memory import Direction, Expectation, Memory
 from hisparsed.policy.reach import equal_reach_blocks, reach_at, reach_now
 from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Snapshot
+
+PROBING = frozenset({Reason.OFFLOAD_WORTH_MORE, Reason.HISPARSE_WORTH_MORE})
+"""Moves made on measured gains: slow both ways, and judged by what they save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,51 +41,99 @@ class _Aim:
     blocks: int
     reason: Reason
     because: str
+    measured: Gains | None = None
 
 
-def propose_split(policy: Policy, snapshot: Snapshot, memory: Memory) -> Proposal:
-    """The next offload target in host blocks, or the reason to keep it."""
+def propose_split(
+    policy: Policy, snapshot: Snapshot, memory: Memory
+) -> tuple[Proposal, Expectation | None]:
+    """The next offload target in host blocks, or the reason to keep it; and what a move of
+    the law is expected to bring."""
     current = snapshot.offload.target_blocks
     bounds = split_bounds(policy, snapshot.geometry)
-    need = _need(policy, snapshot, memory)
-    aim = _aim(policy, snapshot, need)
-    figures = _figures(policy, snapshot, need, aim, bounds)
+    need = _need(policy, snapshot, memory, policy.rebalance.margin)
+    aim = _aim(policy, snapshot, memory, need)
+    figures = _figures(policy, snapshot, memory, need, aim, bounds)
+    verdict = expectation.verdict(snapshot, memory)
+
+    def proposal(wanted: int, reason: Reason, limited_by: Reason | None, because: str) -> Proposal:
+        return _proposal(policy, snapshot, wanted, reason, limited_by, figures, because + verdict)
+
     if bounds.clamp(current) != current:
         because = (
-            f"{current} is outside the {bounds.low_blocks} to {bounds.high_blocks} blocks "
-            "that floors and ceilings allow"
+            f"{current} is outside the {bounds.low_blocks} ({bounds.low_words}) to "
+            f"{bounds.high_blocks} ({bounds.high_words}) blocks that are allowed"
         )
-        return _proposal(
-            snapshot, bounds.clamp(current), Reason.OUTSIDE_BOUNDS, None, figures, because
-        )
+        return proposal(bounds.clamp(current), Reason.OUTSIDE_BOUNDS, None, because), None
+    reserve = reserve_differs(policy, snapshot)
+    if reserve is not None:
+        return proposal(current, Reason.POLICY_VALUE, None, reserve), None
     if aim.blocks == current:
-        return _proposal(snapshot, current, aim.reason, None, figures, aim.because)
-    direction = Direction.SAFETY if aim.blocks > current else Direction.THRIFT
+        limited = aim.reason if aim.reason is Reason.LIMITED_BY_FLOOR else None
+        return proposal(current, aim.reason, limited, aim.because), None
     wanted, limited_by, limit = _limited(policy, snapshot, aim.blocks, bounds)
     if wanted == current and limited_by is not None:
-        return _proposal(snapshot, current, limited_by, limited_by, figures, limit)
-    held = _held(policy, snapshot, memory, direction, current - wanted)
+        return proposal(current, limited_by, limited_by, limit), None
+    held = _held(policy, snapshot, memory, aim, wanted - current)
     if held is not None:
-        return _proposal(snapshot, current, held[0], held[0], figures, held[1])
-    return _proposal(snapshot, wanted, aim.reason, limited_by, figures, aim.because)
+        return proposal(current, held[0], held[0], held[1]), None
+    expected = _expected(policy, snapshot, memory, aim, wanted)
+    because = aim.because + expectation.words(expected)
+    return proposal(wanted, aim.reason, limited_by, because), expected
 
 
-def _need(policy: Policy, snapshot: Snapshot, memory: Memory) -> int:
+def reserve_differs(policy: Policy, snapshot: Snapshot) -> str | None:
+    """In words, how the reserve in force is not the policy's; ``None`` when it is."""
+    wanted, reserve = reserve_blocks(policy, snapshot.geometry), snapshot.reserve
+    if wanted != reserve.target_blocks:
+        pinned = wanted and policy.pools.release_reserve and not reserve.can_release
+        kept = "; its memory stays with this node, which cannot give it back" if pinned else ""
+        return f"the policy says {wanted} blocks, not {reserve.target_blocks}{kept}"
+    releasing = policy.pools.release_reserve and reserve.can_release
+    if releasing != reserve.releasing:
+        return f"release_reserve is {str(releasing).lower()} now"
+    return None
+
+
+def _need(policy: Policy, snapshot: Snapshot, memory: Memory, margin: float) -> int:
     """Blocks for equal reach plus the margin, at the most demanding point of the window."""
     return equal_reach_blocks(
         snapshot.geometry,
-        policy.rebalance.margin,
+        margin,
         int(memory.signals.split_in_use_blocks.low),
         int(memory.signals.split_in_flight_chunks.high),
+        shared_blocks(policy, snapshot.geometry),
     )
 
 
-def _aim(policy: Policy, snapshot: Snapshot, need: int) -> _Aim:
-    current = snapshot.offload.target_blocks
-    if policy.rebalance.strategy == "fixed":
+def _aim(policy: Policy, snapshot: Snapshot, memory: Memory, need: int) -> _Aim:
+    current, strategy = snapshot.offload.target_blocks, policy.rebalance.strategy
+    if strategy == "fixed":
         start = start_blocks(policy, snapshot.geometry)
         reason = Reason.AT_TARGET if start == current else Reason.FIXED_SPLIT
         return _Aim(start, reason, f"the policy fixes {start} blocks for the offload pool")
+    measured = gains(policy, snapshot, memory) if strategy == "marginal-value" else None
+    if measured is None:
+        aim = _equal_reach_aim(policy, snapshot, need)
+        if strategy == "marginal-value":
+            return replace(aim, because=f"{aim.because}; {_unmeasured(snapshot)}")
+        return aim
+    band = dead_band_blocks(policy, snapshot.geometry, need)
+    safe = min(need, _need(policy, snapshot, memory, 0.0) + band)
+    if current < safe:
+        return _equal_reach_aim(policy, snapshot, need)
+    marginal = marginal_aim(policy, snapshot, measured, safe + band)
+    return _Aim(marginal.blocks, marginal.reason, marginal.because, measured)
+
+
+def _unmeasured(snapshot: Snapshot) -> str:
+    if snapshot.hisparse.ghost and snapshot.offload.ghost:
+        return "what evicted prefixes would have served is not measured for a whole window yet"
+    return "this node does not measure what evicted prefixes would have served"
+
+
+def _equal_reach_aim(policy: Policy, snapshot: Snapshot, need: int) -> _Aim:
+    current = snapshot.offload.target_blocks
     band = dead_band_blocks(policy, snapshot.geometry, need)
     margin = f"the HiSparse reach and a margin of {policy.rebalance.margin:.0%}"
     if current < need:
@@ -89,6 +146,15 @@ def _aim(policy: Policy, snapshot: Snapshot, need: int) -> _Aim:
     return _Aim(current, Reason.IN_DEAD_BAND, because)
 
 
+def _expected(
+    policy: Policy, snapshot: Snapshot, memory: Memory, aim: _Aim, wanted: int
+) -> Expectation:
+    if aim.measured is not None and aim.reason in PROBING:
+        saved = aim.measured.saved_per_min(wanted - snapshot.offload.target_blocks)
+        return expectation.expect_saved(snapshot, memory, wanted, saved)
+    return expectation.expect_reach(policy, snapshot, wanted)
+
+
 def _limited(
     policy: Policy, snapshot: Snapshot, aim: int, bounds: SplitBounds
 ) -> tuple[int, Reason | None, str]:
@@ -98,9 +164,13 @@ def _limited(
     if aim > current:
         step = step_blocks(geometry, rebalance.step_towards_safety)
         keeps = max(snapshot.hisparse.in_use_blocks, snapshot.head_need_blocks)
-        free_for_offload = max(current, geometry.budget_blocks - keeps)
+        free_for_offload = max(current, shared_blocks(policy, geometry) - keeps)
         limits = (
-            (bounds.high_blocks, bounds.high_reason, f"at most {bounds.high_blocks} may be lent"),
+            (
+                bounds.high_blocks,
+                bounds.high_reason,
+                f"{bounds.high_words} allows at most {bounds.high_blocks} to be lent",
+            ),
             (
                 free_for_offload,
                 Reason.LIMITED_BY_IN_USE,
@@ -113,7 +183,11 @@ def _limited(
     step = step_blocks(geometry, rebalance.step)
     busy = -(-snapshot.offload.in_use_chunks // geometry.chunks_per_host_block)
     limits = (
-        (bounds.low_blocks, bounds.low_reason, f"at least {bounds.low_blocks} must stay lent"),
+        (
+            bounds.low_blocks,
+            bounds.low_reason,
+            f"{bounds.low_words} keeps at least {bounds.low_blocks} lent",
+        ),
         (
             min(current, busy),
             Reason.LIMITED_BY_IN_USE,
@@ -126,30 +200,29 @@ def _limited(
 
 
 def _held(
-    policy: Policy,
-    snapshot: Snapshot,
-    memory: Memory,
-    direction: Direction,
-    recalled_blocks: int,
+    policy: Policy, snapshot: Snapshot, memory: Memory, aim: _Aim, change_blocks: int
 ) -> tuple[Reason, str] | None:
     """Why a move that the law wants must not happen in this tick."""
-    rebalance, fixed = policy.rebalance, policy.rebalance.strategy == "fixed"
-    safety = direction is Direction.SAFETY
-    if not safety and not fixed:
-        thrift = _thrift_pointless(policy, snapshot, memory, recalled_blocks)
-        if thrift is not None:
-            return thrift
-    unsettled = snapshot.pending_blocks if safety else snapshot.draining_blocks
+    rebalance = policy.rebalance
+    fixed, probing, grows = rebalance.strategy == "fixed", aim.reason in PROBING, change_blocks > 0
+    hurried = grows and not probing
+    if not hurried and not fixed:
+        pointless = _pointless(policy, snapshot, memory, change_blocks)
+        if pointless is not None:
+            return pointless
+    unsettled = snapshot.pending_blocks if grows else snapshot.draining_blocks
     if unsettled:
-        state = "pending" if safety else "draining"
+        state = "pending" if grows else "draining"
         return Reason.SETTLING, f"{unsettled} blocks of the last move are still {state}"
-    cool_down_s = rebalance.cool_down_towards_safety if safety else rebalance.cool_down
+    if probing and memory.expectation is not None and memory.expectation.realised is None:
+        return Reason.SETTLING, "what the last move brought is not known yet"
+    cool_down_s = rebalance.cool_down_towards_safety if hurried else rebalance.cool_down
     reason = calm(
         memory.split,
-        direction,
+        Direction.SAFETY if hurried else Direction.THRIFT,
         snapshot.at_s,
         cool_down_s=cool_down_s,
-        hold_off_s=0.0 if fixed else rebalance.hold_off,
+        hold_off_s=0.0 if fixed or grows else rebalance.hold_off,
         back_off=rebalance.back_off,
     )
     if reason is None:
@@ -159,35 +232,56 @@ def _held(
         Reason.COOLING_DOWN: f"the last move was {since_s:.0f}s ago, under {cool_down_s:.0f}s",
         Reason.HOLD_OFF: "the offload pool was given blocks for safety under "
         f"{rebalance.hold_off:.0f}s ago",
-        Reason.BACKED_OFF: f"{memory.split.undone} earlier moves this way had to be undone",
+        Reason.BACKED_OFF: f"{memory.split.undone} earlier moves were undone or brought too little",
     }
     return reason, words[reason]
 
 
-def _thrift_pointless(
-    policy: Policy, snapshot: Snapshot, memory: Memory, recalled_blocks: int
+def _pointless(
+    policy: Policy, snapshot: Snapshot, memory: Memory, change_blocks: int
 ) -> tuple[Reason, str] | None:
-    requests, tokens = snapshot.requests, memory.signals.split_tokens_total
-    span_s = policy.rebalance.window
+    """Why a move that is not for safety would gain nothing, or cannot be known to."""
+    tokens, span_s = memory.signals.split_tokens_total, policy.rebalance.window
     if not tokens.full(span_s):
         return Reason.WINDOW_NOT_FULL, f"{tokens.observed_s:.0f}s of {span_s:.0f}s are observed"
-    if not (requests.running or requests.waiting) and tokens.high == tokens.low:
-        return Reason.NOT_KV_PRESSURE, "nothing runs, waits or has run in the window"
-    if snapshot.hisparse.free_blocks >= recalled_blocks:
-        because = (
-            f"{snapshot.hisparse.free_blocks} host blocks of the HiSparse pool are still empty"
-        )
-        return Reason.NO_BENEFIT, because
+    idle = without_traffic(snapshot, memory)
+    if idle is not None:
+        return Reason.NO_TRAFFIC, idle
+    if change_blocks < 0:
+        empty, name = snapshot.hisparse.free_blocks, "HiSparse"
+    else:
+        offload = snapshot.offload
+        empty_chunks = max(0, offload.capacity_chunks - offload.stored_chunks)
+        empty, name = empty_chunks // snapshot.geometry.chunks_per_host_block, "offload"
+    if empty >= abs(change_blocks):
+        return Reason.NO_BENEFIT, f"{empty} host blocks of the {name} pool are still empty"
     return None
 
 
 def _figures(
-    policy: Policy, snapshot: Snapshot, need: int, aim: _Aim, bounds: SplitBounds
+    policy: Policy,
+    snapshot: Snapshot,
+    memory: Memory,
+    need: int,
+    aim: _Aim,
+    bounds: SplitBounds,
 ) -> dict[str, float]:
     geometry, reach = snapshot.geometry, reach_now(snapshot)
     then = reach_at(
-        geometry, aim.blocks, snapshot.hisparse.in_use_blocks, snapshot.offload.in_use_chunks
+        geometry,
+        aim.blocks,
+        snapshot.hisparse.in_use_blocks,
+        snapshot.offload.in_use_chunks,
+        shared_blocks(policy, geometry),
     )
+    measured = {}
+    if aim.measured is not None:
+        measured = {
+            "hisparse_gain_tokens_per_minute": aim.measured.hisparse_per_min,
+            "offload_gain_tokens_per_minute": aim.measured.offload_per_min,
+            "offload_slack_tokens_per_minute": aim.measured.slack_per_min,
+            "gain_step_blocks": float(aim.measured.step_blocks),
+        }
     return {
         "hisparse_reach_tokens": reach.hisparse_tokens,
         "offload_reach_tokens": reach.offload_tokens,
@@ -201,11 +295,15 @@ def _figures(
         "hisparse_in_use_blocks": snapshot.hisparse.in_use_blocks,
         "pending_blocks": snapshot.pending_blocks,
         "draining_blocks": snapshot.draining_blocks,
+        "reserve_blocks": snapshot.reserve.blocks,
         "margin_ratio": policy.rebalance.margin,
+        **measured,
+        **expectation.figures(memory),
     }
 
 
 def _proposal(
+    policy: Policy,
     snapshot: Snapshot,
     wanted: int,
     reason: Reason,
@@ -214,8 +312,11 @@ def _proposal(
     because: str,
 ) -> Proposal:
     current = snapshot.offload.target_blocks
-    if wanted == current:
-        action = f"keep {current} host blocks lent to the offload pool"
-    else:
+    reserve = reserve_blocks(policy, snapshot.geometry)
+    if wanted != current:
         action = f"lend the offload pool {wanted} host blocks instead of {current}"
+    elif reason.acts:
+        action = f"keep {reserve} host blocks in reserve"
+    else:
+        action = f"keep {current} host blocks lent to the offload pool"
     return Proposal(Lever.SPLIT, current, wanted, reason, limited_by, figures, action, because)

@@ -8,9 +8,9 @@ import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 from hisparsed.policy.problems import refuse, shown
 
@@ -19,6 +19,8 @@ _DECIMAL: Final = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10*
 _SIZE_UNITS: Final = _BINARY | _DECIMAL
 _SIZE_HINT: Final = "write a number with a unit such as 4GiB"
 _MAX_BYTES: Final = 2**63 - 1
+_LEAST_PLAIN_BYTES: Final = 1024
+"""A smaller plain number is a forgotten unit: no setting is meant to be a few bytes."""
 
 _TIME_UNITS: Final = {
     "d": Decimal(86400),
@@ -29,7 +31,7 @@ _TIME_UNITS: Final = {
 }
 _TIME_HINT: Final = "write a time such as 30s, 250ms, 5m or 1h30m"
 
-_NUMBER: Final = r"\d+(?:\.\d+)?"
+_NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?"
 _SIZE: Final = re.compile(rf"({_NUMBER}) ?([A-Za-z]+)", re.ASCII)
 _TIME: Final = re.compile(
     "".join(rf"(?:(?P<{unit}>{_NUMBER}){unit})?" for unit in _TIME_UNITS), re.ASCII
@@ -38,11 +40,14 @@ _SHARE: Final = re.compile(rf"({_NUMBER}) ?%", re.ASCII)
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes from "384GiB", "1.5 TiB", "512MB" or a whole number of bytes.
+    """Bytes from "384GiB", "1.5 TiB", "512MB" or a whole number of bytes from 1024 on, or 0.
 
     Raises ``PydanticCustomError``, a ``ValueError``, that says what would be right.
     """
     if isinstance(value, int) and not isinstance(value, bool):
+        if 0 < value < _LEAST_PLAIN_BYTES:
+            hint = f"write {value}GiB, {value}MiB, or {value}B if bytes are meant"
+            raise refuse("size", f"{value} has no unit", hint=hint)
         return _checked_bytes(value, value)
     if not isinstance(value, str):
         raise refuse("size", f"{shown(value)} is not a size", hint=_SIZE_HINT)
@@ -176,9 +181,31 @@ def _trimmed(number: float, decimals: int) -> str:
     return "0" if text == "-0" else text
 
 
-ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
+def _as_json_schema(pattern: str, *numbers: dict[str, Any]) -> WithJsonSchema:
+    """Text with a unit, or a plain number."""
+    return WithJsonSchema({"anyOf": [{"type": "string", "pattern": f"^(?:{pattern})$"}, *numbers]})
+
+
+_SIZE_PATTERN: Final = rf"{_NUMBER} ?(?:{'|'.join(_SIZE_UNITS)})"
+_TIME_PATTERN: Final = "(?=.)" + "".join(rf"(?:{_NUMBER}{unit})?" for unit in _TIME_UNITS)
+
+ByteSize = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    _as_json_schema(
+        _SIZE_PATTERN, {"const": 0}, {"type": "integer", "minimum": _LEAST_PLAIN_BYTES}
+    ),
+]
 """Whole bytes, 0 or more."""
-Duration = Annotated[float, BeforeValidator(parse_duration)]
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    _as_json_schema(_TIME_PATTERN, {"type": "number", "minimum": 0}),
+]
 """Seconds, 0 or more."""
-Fraction = Annotated[float, BeforeValidator(parse_fraction)]
+Fraction = Annotated[
+    float,
+    BeforeValidator(parse_fraction),
+    _as_json_schema(rf"{_NUMBER} ?%", {"type": "number", "minimum": 0, "maximum": 1}),
+]
 """A share, 0 to 1."""

@@ -4,12 +4,14 @@ Knows pydantic's error types and how its locations relate to what was written. N
 """
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from hisparsed.policy.problems import KeyPath, Problem, shown
@@ -37,6 +39,8 @@ def problems_of(error: ValidationError, tree: Tree, model: type[BaseModel]) -> l
         problem = locate(tree.positions, tree.name, key, message, hint, value=value)
         if details["type"] in (_MISSING, _UNKNOWN):
             problem = _at_key(tree.positions, problem)
+        elif key not in tree.positions or tree.positions[key].value_line != problem.line:
+            problem = _at_named(tree.positions, problem)
         problems[key, message] = problem
     return list(problems.values())
 
@@ -58,6 +62,16 @@ def locate(
             column = place.value_column if inline else place.column
             return Problem(file, place.line, column, key, value, message, hint)
     return Problem(file, 1, 1, key, value, message, hint)
+
+
+def _at_named(positions: Mapping[KeyPath, Position], problem: Problem) -> Problem:
+    """A default that does not go with a key that was written: at that key, which it names."""
+    words = re.findall(r"\w+", problem.message)
+    for word in words:
+        place = positions.get((*problem.key, word))
+        if place is not None:
+            return replace(problem, line=place.line, column=place.column)
+    return problem
 
 
 def _at_key(positions: Mapping[KeyPath, Position], problem: Problem) -> Problem:
@@ -182,7 +196,7 @@ def _nearest(key: str, known: list[str]) -> str:
 
 def _description(model: type[BaseModel], key: KeyPath) -> str:
     for candidate in _models_at(model, key[:-1]):
-        field = candidate.model_fields.get(str(key[-1]))
+        field = _fields(candidate).get(key[-1])
         if field is not None:
             described = f": {field.description}" if field.description else ""
             return f"add {key[-1]}{described}"
@@ -190,7 +204,7 @@ def _description(model: type[BaseModel], key: KeyPath) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
-    keys = [name for found in _models_at(model, path) for name in found.model_fields]
+    keys = [str(name) for found in _models_at(model, path) for name in _fields(found)]
     return list(dict.fromkeys(keys))
 
 
@@ -202,10 +216,15 @@ def _models_at(model: type[BaseModel], path: KeyPath) -> list[type[BaseModel]]:
     return [found for found in annotations if _is_model(found)]
 
 
+def _fields(model: type[BaseModel]) -> dict[str | int, FieldInfo]:
+    """By the names that a document uses."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
 def _inside(annotation: Any, part: str | int) -> list[Any]:
     """What the annotation says of the value under ``part``, unions taken apart."""
     if _is_model(annotation):
-        field = annotation.model_fields.get(part)
+        field = _fields(annotation).get(part)
         return _alternatives(field.annotation) if field is not None else []
     # dict[str, X], list[X], tuple[X, ...]: the value's type is the last that is one.
     arguments = [argument for argument in get_args(annotation) if argument is not Ellipsis]

@@ -1,11 +1,12 @@
-"""Lowest and highest value of a signal over a sliding window, in bounded memory.
+"""Lowest, highest, rate and smoothed value of a signal, in bounded memory.
 
-Samples fall into buckets, so a window of an hour costs as much as one of a minute; it
-covers the asked span and at most one bucket more. Time is data: nothing here reads a clock.
+Samples of a window fall into buckets, so an hour costs as much as a minute; it covers the
+asked span and at most one bucket more. Time is data: nothing here reads a clock.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 _BUCKETS = 48
@@ -60,3 +61,30 @@ class Window:
     def observed_s(self) -> float:
         """Time between the oldest and the newest sample held."""
         return self.last_s - self.buckets[0].start_s if self.buckets else 0.0
+
+    @property
+    def rise(self) -> float:
+        """By how much a counter rose in the window."""
+        return self.high - self.low
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """How fast a counter rose; ``None`` before two samples at different times."""
+        return self.rise / self.observed_s if self.observed_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ewma:
+    """A smoothed signal whose older samples fade with a time constant; immutable."""
+
+    value: float | None = None
+    """``None`` before the first sample."""
+    last_s: float = 0.0
+
+    def push(self, at_s: float, value: float, time_constant_s: float, max_gap_s: float) -> Ewma:
+        """With one more sample; a gap over ``max_gap_s`` starts anew."""
+        elapsed_s = at_s - self.last_s
+        if self.value is None or elapsed_s > max_gap_s:
+            return Ewma(float(value), at_s)
+        kept = math.exp(-elapsed_s / time_constant_s)
+        return Ewma(value + (self.value - value) * kept, at_s)

@@ -75,6 +75,18 @@ for _kind, _pattern in _SCALARS.items():
     _Loader.add_implicit_resolver(_TAG + _kind, re.compile(f"(?:{_pattern.pattern})$"), None)
 
 
+def read_scalar(text: str) -> bool | int | float | str | None:
+    """One value as a document would read it without quotes: `3`, `true`, `null`, `10%`."""
+    kind = next((kind for kind, pattern in _SCALARS.items() if pattern.fullmatch(text)), "str")
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() == "true"
+    if kind == "str" or len(text) > _MAX_DIGITS:
+        return text
+    return int(text) if kind == "int" else float(text)
+
+
 def read_tree(text: str, name: str) -> Tree:
     """Read ``text``; ``name`` is what errors call the file.
 

@@ -18,7 +18,10 @@ EXIT_USER_ERROR = 2
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """A command that is imported when it is called; ``help`` is its line in `--help`."""
+    """A command that is imported when it is called; ``help`` is its line in `--help`.
+
+    ``function`` names a function, or a ``typer.Typer`` with sub-commands.
+    """
 
     module: str
     function: str
@@ -31,11 +34,24 @@ COMMANDS = {
         "hisparsed.cli.demo", "demo", "Show the node at work: reference node, real trace, policy."
     ),
     "status": LazyCommand("hisparsed.cli.status", "status", "Show the state of a running node."),
+    "top": LazyCommand(
+        "hisparsed.cli.top", "top", "Watch a node, or several, and steer its policy."
+    ),
     "explain": LazyCommand(
         "hisparsed.cli.explain", "explain", "Say why the node moved memory, and why it did not."
     ),
+    "policy": LazyCommand(
+        "hisparsed.cli.policy", "app", "Check, show, compare, reload and change the policy."
+    ),
+    "freeze": LazyCommand("hisparsed.cli.levers", "freeze", "Keep levers where they are."),
+    "thaw": LazyCommand("hisparsed.cli.levers", "thaw", "Let frozen levers move again."),
+    "mode": LazyCommand("hisparsed.cli.levers", "mode", "Make levers more cautious, or undo that."),
+    "plan": LazyCommand("hisparsed.cli.plan", "plan", "Say what fits on a node, without the node."),
     "replay": LazyCommand(
         "hisparsed.cli.replay", "replay", "Replay a recorded trace against an OpenAI endpoint."
+    ),
+    "soak": LazyCommand(
+        "hisparsed.cli.soak", "soak", "Soak a node in random moves; every answer open to proof."
     ),
 }
 
@@ -56,9 +72,11 @@ class LazyGroup(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """Import the command's module and make a command of its function."""
+    """Import the command's module and make a command of its function, or of its sub-commands."""
     lazy = COMMANDS[name]
     function = getattr(importlib.import_module(lazy.module), lazy.function)
+    if isinstance(function, typer.Typer):
+        return typer.main.get_command(function)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name)(function)
     return typer.main.get_command(single)

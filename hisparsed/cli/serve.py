@@ -25,7 +25,7 @@ def serve(
     loaded = load_node_config(config, memory_bytes=machine_memory_bytes())
     configure_logging(loaded.value.log, terminal=sys.stderr.isatty())
     detected = detect_node_kind(loaded.value, nvidia_gpus)
-    code = run_node(loaded.value, detected)
+    code = run_node(loaded.value, detected, document=config)
     # Everything is closed. Leaving now skips the interpreter's tear-down, in which extension
     # modules that vLLM loads print pages of leak reports over the end of the log.
     logging.shutdown()

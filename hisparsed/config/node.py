@@ -5,6 +5,7 @@ change while the node runs stands in the policy document instead.
 """
 
 import ipaddress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -81,6 +82,14 @@ class LogConfig(_Section):
     """`auto` is text on a terminal and JSON elsewhere."""
 
 
+class JournalConfig(_Section):
+    """How much of the past is kept; the oldest ticks go first."""
+
+    max_ticks: int = Field(default=200_000, ge=1_000)
+    """Two days at one tick a second."""
+    max_size: ByteSize = Field(default=512 * 2**20, ge=8 * 2**20)
+
+
 class NodeConfig(_Section):
     """One node. Paths are as written; ``load_node_config`` makes them absolute."""
 
@@ -100,6 +109,7 @@ class NodeConfig(_Section):
     policy: Path = Path("policy.yaml")
     drain_timeout: Duration = 120.0
     """Seconds that running requests get to end after SIGTERM."""
+    journal: JournalConfig = JournalConfig()
     log: LogConfig = LogConfig()
 
     @model_validator(mode="after")
@@ -153,7 +163,7 @@ def load_node_config(path: Path, *, memory_bytes: int) -> Loaded[NodeConfig]:
             "state_dir": folder / config.state_dir,
         }
     )
-    resolved = Loaded(config, loaded.content_hash, loaded.path, loaded.positions, loaded.text)
+    resolved = replace(loaded, value=config)
     problems = [*_memory_problems(resolved, memory_bytes), *_key_problems(resolved)]
     if problems:
         raise resolved.error(*problems)

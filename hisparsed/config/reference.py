@@ -30,6 +30,8 @@ class ReferenceConfig(BaseModel):
     max_num_seqs: Count = 8
     max_num_batched_tokens: Count = 512
     """Tokens computed in one engine step."""
+    speculative_tokens: Annotated[int, Field(ge=0, le=16, strict=True)] = 0
+    """Drafts that are verified with each token; 0 decodes one by one."""
     ack_lag_steps: Annotated[int, Field(ge=0, le=64, strict=True)] = 1
     """Engine steps that a page transfer takes, as a DMA engine's would."""
     threads: Count = 1

@@ -1,4 +1,4 @@
-"""What an operator can do to a running node: reload, freeze, thaw, set a mode.
+"""What an operator can do to a running node: reload, set values, freeze, thaw, set a mode.
 
 Each action names who did it, and may name the policy generation it was meant for. The next
 tick sees the result. Not here: the HTTP around it.
@@ -6,14 +6,23 @@ tick sees the result. Not here: the HTTP around it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from hisparsed.control.announce import Announcer
 from hisparsed.control.overrides import Overrides
+from hisparsed.control.policy_news import announce_dropped
 from hisparsed.control.policy_source import PolicySource, Reload, ReloadOutcome
 from hisparsed.control.records import EventKind
+from hisparsed.control.status_text import value_text
+from hisparsed.policy.override import Override
 from hisparsed.policy.reasons import Lever
+from hisparsed.policy.schedules import Scalar
 from hisparsed.policy.schema import Mode
+from hisparsed.policy.units import format_duration
+from hisparsed.policy.yaml_tree import read_scalar
+
+FILE_WATCH = "file watch"
+"""The actor of reloads that nobody asked for: the document has changed on disk."""
 
 
 class StaleGenerationError(Exception):
@@ -21,18 +30,30 @@ class StaleGenerationError(Exception):
 
 
 class Operator:
-    """One for the API and for signals."""
+    """One for the API and for signals. ``wall_clock`` is Unix seconds."""
 
-    def __init__(self, source: PolicySource, overrides: Overrides, announcer: Announcer) -> None:
+    def __init__(
+        self,
+        source: PolicySource,
+        overrides: Overrides,
+        announcer: Announcer,
+        *,
+        wall_clock: Callable[[], float],
+    ) -> None:
         self._source = source
+        self._wall_clock = wall_clock
         self._overrides = overrides
         self._announcer = announcer
+
+    @property
+    def overrides(self) -> Overrides:
+        return self._overrides
 
     def reload(self, *, actor: str, expected_generation: int | None = None) -> Reload:
         """Load the policy document; a bad one is rejected and the active one stays."""
         self._check(expected_generation)
-        before = self._source.active.generation
-        reload = self._source.reload()
+        before, was_bad = self._source.active.generation, self._source.rejection is not None
+        reload = self._source.reload(actor=actor)
         if reload.outcome is ReloadOutcome.REJECTED:
             sentence = (
                 f"Rejected the policy that {actor} asked to reload; generation {before} stays "
@@ -46,7 +67,54 @@ class Operator:
                 f"({active.content_hash[:12]}) replaces {before} at the next tick."
             )
             self._announcer.event(EventKind.POLICY_LOADED, sentence, actor=actor)
+            announce_dropped(self._announcer, reload.dropped)
+        elif was_bad:
+            sentence = f"The policy document is generation {before} again, which is in force."
+            self._announcer.event(EventKind.POLICY_LOADED, sentence, actor=actor)
         return reload
+
+    def reload_if_changed(self) -> None:
+        """Reload where the file is another one than at the latest reload, whoever asked for it."""
+        if self._source.changed_on_disk():
+            self.reload(actor=FILE_WATCH)
+
+    def set_value(
+        self,
+        key: str,
+        value: Scalar,
+        *,
+        for_s: float | None,
+        actor: str,
+        expected_generation: int | None = None,
+    ) -> Override:
+        """Put a value above the document for ``for_s`` seconds, or until unset when ``None``.
+
+        Text is read as the document would read it. Raises ``ConfigError`` when no valid policy
+        comes of it; nothing changes then.
+        """
+        self._check(expected_generation)
+        now_s = self._wall_clock()
+        override = Override(
+            key=key,
+            value=read_scalar(value) if isinstance(value, str) else value,
+            actor=actor,
+            set_unix_s=now_s,
+            expires_unix_s=None if for_s is None else now_s + for_s,
+        )
+        self._source.set(override)
+        words = "until it is unset" if for_s is None else f"for {format_duration(for_s)}"
+        sentence = f"{actor} set {key} = {value_text(override.value)} {words}."
+        if self._source.not_kept is not None:
+            sentence += f" It will not survive a restart: {self._source.not_kept}."
+        self._announcer.event(EventKind.VALUE_SET, sentence, actor=actor)
+        return override
+
+    def unset_value(self, key: str, *, actor: str, expected_generation: int | None = None) -> None:
+        """End what was set for ``key``. Raises ``LookupError`` when nothing is."""
+        self._check(expected_generation)
+        dropped = self._source.unset(key)
+        self._announcer.event(EventKind.VALUE_UNSET, f"{actor} unset {key}.", actor=actor)
+        announce_dropped(self._announcer, dropped)
 
     def freeze(
         self, levers: Iterable[Lever], *, actor: str, expected_generation: int | None = None
@@ -76,7 +144,7 @@ class Operator:
         """``None`` goes back to the document. Raises ``ValueError`` for a less cautious mode."""
         self._check(expected_generation)
         levers = frozenset(levers)
-        self._overrides.set_mode(self._source.active.value, levers, mode)
+        self._overrides.set_mode(self._source.in_force.policy, levers, mode, actor=actor)
         words = "what the policy document says" if mode is None else mode.value
         sentence = f"{actor} set the mode of {_names(levers)} to {words}."
         self._announcer.event(EventKind.MODE_SET, sentence, actor=actor)

@@ -12,7 +12,14 @@ from hisparsed.control.records import EventKind, EventRecord, view_event
 log = logging.getLogger("hisparsed.control")
 
 DAEMON = "daemon"
-_WARN = frozenset({EventKind.POLICY_REJECTED, EventKind.REPORT_FAILED, EventKind.TICK_FAILED})
+_WARN = frozenset(
+    {
+        EventKind.POLICY_REJECTED,
+        EventKind.VALUE_DROPPED,
+        EventKind.REPORT_FAILED,
+        EventKind.TICK_FAILED,
+    }
+)
 
 
 class Announcer:

@@ -14,6 +14,7 @@ from hisparsed.control.engine_port import ServingCounters
 from hisparsed.control.journal import Journal
 from hisparsed.control.overrides import Overrides
 from hisparsed.control.policy_source import PolicySource
+from hisparsed.control.policy_views import schedule_statuses
 from hisparsed.control.records import TickRecord, view_tick
 from hisparsed.control.status import (
     JournalStatus,
@@ -27,6 +28,7 @@ from hisparsed.control.status import (
 from hisparsed.control.status_build import lever_statuses, observed_status
 from hisparsed.engine.messages import EngineReport
 from hisparsed.policy.reasons import Lever
+from hisparsed.policy.restart import PendingRestart
 from hisparsed.policy.schema import Policy
 
 _EVENTS_SHOWN = 5
@@ -64,6 +66,10 @@ class Board:
         self.failed_applies = 0
         self.failed_ticks = 0
         self.late_ticks = 0
+        self.node_pending: tuple[PendingRestart, ...] = ()
+        """What the node's document says now, where it is not what runs."""
+        self.watchers: list[Callable[[TickOutcome], None]] = []
+        """Called with every finished tick."""
         self._source = source
         self._overrides = overrides
         self._journal = journal
@@ -79,6 +85,8 @@ class Board:
         record = outcome.record
         if record.sentence is not None:
             self._said = (record.sentence, record.at_unix_s)
+        for watch in self.watchers:
+            watch(outcome)
         if not self._broadcast.listeners:
             return
         notable = [view.model_dump_json() for view in view_tick(record) if view.notable]
@@ -95,12 +103,16 @@ class Board:
         """Why the node should get no requests; ``None`` when it should."""
         if self.lifecycle is not Lifecycle.SERVING:
             return f"the node is {self.lifecycle}"
-        age_s, limit_s = self.report_age_s, self._source.active.value.stale_after
+        age_s, limit_s = self.report_age_s, self._source.in_force.policy.stale_after
         if age_s is None:
             return "the engine has not reported yet"
         if age_s > limit_s:
             return f"the engine reported {age_s:.1f}s ago, over {limit_s:g}s"
         return None
+
+    def pending_restart(self) -> list[PendingRestart]:
+        """Values of the policy and of the node's document that only a restart puts in force."""
+        return [*self._source.pending_restart(), *self.node_pending]
 
     def status(self) -> Status:
         """The document of this moment; the report's age is of now, not of the last tick."""
@@ -117,15 +129,18 @@ class Board:
                 path=str(active.path),
                 generation=active.generation,
                 content_hash=active.content_hash,
-                mode=active.value.mode,
+                mode=self._source.in_force.policy.mode,
                 overridden=dict(self._overrides.modes),
                 frozen=[lever for lever in Lever if lever in frozen],
                 reload_failures=self._source.reload_failures,
                 last_error=self._source.last_error,
+                overrides=list(self._source.overrides),
+                schedules=schedule_statuses(self._source),
+                pending_restart=self.pending_restart(),
             ),
             loop=LoopStatus(
                 tick=last.record.decision.tick if last else 0,
-                tick_s=active.value.tick,
+                tick_s=self._source.in_force.policy.tick,
                 last_tick_s=last.tick_s if last else 0.0,
                 late_ticks=self.late_ticks,
                 failed_applies=self.failed_applies,

@@ -27,6 +27,8 @@ class ServingCounters:
     prefix_hit_tokens: int = 0
     """Found on the GPU or brought back from the host pools."""
     preemptions: int = 0
+    refused: int | None = None
+    """Calls that an admission limit refused; ``None`` where nobody counts them."""
     finished: Mapping[str, int] = field(default_factory=dict)
     """Requests by vLLM's finish reason."""
     ttft_sum_s: float = 0.0

@@ -11,40 +11,48 @@ from hisparsed.policy.reasons import Lever
 from hisparsed.policy.units import format_bytes, format_duration, format_fraction
 
 _WIDTH = 100
+_LEAST_WIDTH = 40
 _INDENT = "    "
 
 
-def explanation(decisions: Iterable[DecisionView], events: Iterable[EventView]) -> str:
-    """Both in order of time, ending in a newline; empty when there is nothing."""
+def explanation(
+    decisions: Iterable[DecisionView], events: Iterable[EventView], *, width: int = _WIDTH
+) -> str:
+    """Both in order of time, ending in a newline; empty when there is nothing.
+
+    Sentences are wrapped to ``width`` columns.
+    """
+    width = max(width, _LEAST_WIDTH)
     order = list(Lever)
     entries = [
-        ((one.at_unix_s, one.sequence, order.index(one.lever)), list(_decision(one)))
+        ((one.at_unix_s, one.sequence, order.index(one.lever)), list(_decision(one, width)))
         for one in decisions
     ]
-    entries += [((one.at_unix_s, one.sequence, 0), list(_event(one))) for one in events]
+    entries += [((one.at_unix_s, one.sequence, 0), list(_event(one, width))) for one in events]
     entries.sort(key=lambda entry: entry[0])
     return "".join(f"{line}\n" for _, lines in entries for line in lines)
 
 
-def _decision(view: DecisionView) -> Iterator[str]:
+def _decision(view: DecisionView, width: int) -> Iterator[str]:
     limited = f", {view.limited_by}" if view.limited_by not in (None, view.code) else ""
     mark = "moved" if view.acts else "held"
     if view.error is not None:
         mark = "failed"
     yield f"{clock_text(view.at_unix_s)}  {view.lever}  {mark}  {view.code}{limited}"
-    yield from _wrapped(view.sentence)
+    yield from _wrapped(view.sentence, width)
     if view.error is not None:
-        yield from _wrapped(f"The engine refused: {view.error}.")
+        yield from _wrapped(f"The engine refused: {view.error}.", width)
     if view.in_force is not None:
-        yield from _wrapped(f"The engine bounded it to {setting_text(view.in_force)}.")
+        yield from _wrapped(f"The engine bounded it to {setting_text(view.in_force)}.", width)
     if view.figures:
-        yield from _wrapped(figures_text(view.figures))
+        yield from _wrapped(figures_text(view.figures), width)
 
 
-def _event(view: EventView) -> Iterator[str]:
+def _event(view: EventView, width: int) -> Iterator[str]:
     yield f"{clock_text(view.at_unix_s)}  {view.kind}  by {view.actor}"
     for line in view.sentence.splitlines():
-        yield f"{_INDENT}{line}"
+        # What shows a line of a document, with a mark below it, is left as it is.
+        yield from [f"{_INDENT}{line}"] if line.startswith("  ") else _wrapped(line, width)
 
 
 def figures_text(figures: Mapping[str, float | None]) -> str:
@@ -71,5 +79,12 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=_INDENT,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from hisparsed.control.journal_store import Query, read_decisions, read_events
 from hisparsed.control.journal_writer import JournalHealth, JournalWriter
@@ -79,6 +80,16 @@ class Journal:
             self._queue.put_nowait(record)
         except queue.Full:
             self._overflow += 1
+
+    @property
+    def path(self) -> Path:
+        """The file; it may not exist yet."""
+        return self._writer.path
+
+    @property
+    def run(self) -> str:
+        """What tells this run's records from those of earlier ones."""
+        return self._run
 
     @property
     def ticks(self) -> tuple[TickRecord, ...]:

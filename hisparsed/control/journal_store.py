@@ -252,7 +252,7 @@ def read_decisions(path: Path, query: Query, *, run: str, before: int) -> Iterat
         " FROM outcomes o JOIN ticks t ON t.id = o.tick_id"
         f" WHERE {' AND '.join(where)} ORDER BY t.id DESC, o.lever LIMIT ?"
     )
-    with closing(_open_to_read(path)) as database:
+    with closing(open_to_read(path)) as database:
         for (
             sequence,
             at,
@@ -276,7 +276,7 @@ def read_decisions(path: Path, query: Query, *, run: str, before: int) -> Iterat
 
 def read_events(path: Path, limit: int, *, run: str, before: int) -> list[EventView]:
     """Events in the file, newest first, but for those of ``run`` from ``before`` on."""
-    with closing(_open_to_read(path)) as database:
+    with closing(open_to_read(path)) as database:
         rows = database.execute(
             "SELECT sequence, at_unix_s, kind, actor, sentence FROM events"
             " WHERE NOT (run = ? AND sequence >= ?) ORDER BY id DESC LIMIT ?",
@@ -290,5 +290,13 @@ def read_events(path: Path, limit: int, *, run: str, before: int) -> list[EventV
     ]
 
 
-def _open_to_read(path: Path) -> sqlite3.Connection:
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """For reading beside a daemon that writes. Raises ``sqlite3.Error``."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_WAIT_S)
+
+
+def open_copy(path: Path) -> sqlite3.Connection:
+    """A file that may be a copy at rest: then nothing is written beside it, not even by SQLite."""
+    if path.with_name(f"{path.name}-wal").exists():
+        return open_to_read(path)
+    return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)

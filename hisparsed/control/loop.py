@@ -20,6 +20,7 @@ from hisparsed.control.metrics import ControlMetrics
 from hisparsed.control.observe import command_for, geometry_of, observe
 from hisparsed.control.outcome import bounded, confirm, cycle_sentence, notable_levers
 from hisparsed.control.overrides import Overrides
+from hisparsed.control.policy_news import announce_advance, announce_dropped
 from hisparsed.control.policy_source import PolicySource
 from hisparsed.control.records import Applied, EventKind, TickRecord
 from hisparsed.control.status import Lifecycle
@@ -29,7 +30,7 @@ from hisparsed.policy.decide import decide, start_commands
 from hisparsed.policy.decisions import Commands, Decision
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.reasons import Lever
-from hisparsed.policy.signals import Admission, AdmissionOrder
+from hisparsed.policy.signals import Admission, AdmissionOrder, Snapshot
 
 log = logging.getLogger("hisparsed.control")
 
@@ -79,6 +80,7 @@ class ControlLoop:
         self._admission: Admission | None = None
         self._unconfirmed: tuple[int, Applied] | None = None
         self._previous: Decision | None = None
+        self._snapshot: Snapshot | None = None
         self._tick = 0
 
     async def start(self) -> None:
@@ -93,8 +95,9 @@ class ControlLoop:
     async def _begin(self) -> None:
         report = await self._engine.report()
         geometry = geometry_of(report.geometry)
-        self._source.bind(geometry)
-        policy = self._overrides.over(self._source.active.value)
+        announce_dropped(self._announcer, self._source.bind(geometry))
+        announce_advance(self._announcer, self._source.advance())
+        policy = self._overrides.over(self._source.in_force.policy)
         self._admission = Admission(
             order=AdmissionOrder(report.admission_order),
             ageing_s=AdmissionCommand().ageing_s,
@@ -127,7 +130,7 @@ class ControlLoop:
         said_late_s = -math.inf
         while True:
             await self._safe_tick()
-            period_s = self._source.active.value.tick
+            period_s = self._source.in_force.policy.tick
             now_s, due_s = self._clock(), due_s + period_s
             left_out = math.ceil((now_s - due_s) / period_s) if now_s > due_s else 0
             if left_out:
@@ -184,8 +187,9 @@ class ControlLoop:
         if report is None or last_admission is None:
             return
         self._tick += 1
+        announce_advance(self._announcer, self._source.advance(self._snapshot))
         active = self._source.active
-        policy = self._overrides.over(active.value)
+        policy = self._overrides.over(self._source.in_force.policy)
         now_s = self._clock()
         serving = self._engine.serving()
         snapshot = observe(
@@ -199,6 +203,7 @@ class ControlLoop:
             live_levers=self._live_levers,
             frozen_levers=self._overrides.frozen,
         )
+        self._snapshot = snapshot
         confirmed = None
         if fresh and self._unconfirmed is not None:
             confirmed = confirm(*self._unconfirmed, report)

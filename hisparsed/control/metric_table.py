@@ -298,6 +298,27 @@ METRICS: tuple[Metric, ...] = (
         is_counter=True,
     ),
     Metric(
+        "hisparsed_policy_rejected",
+        "1 while the policy document that was read last is not the one in force: it has mistakes.",
+        lambda s: [((), s.policy.last_error is not None)],
+    ),
+    Metric(
+        "hisparsed_policy_overrides",
+        "Values that operators set above the policy document.",
+        lambda s: [((), len(s.policy.overrides))],
+    ),
+    Metric(
+        "hisparsed_policy_schedule_active",
+        "1 while the schedule entry is active.",
+        lambda s: [((one.name,), one.active) for one in s.policy.schedules],
+        ("schedule",),
+    ),
+    Metric(
+        "hisparsed_pending_restart_settings",
+        "Values of policy and node document that only a restart puts in force.",
+        lambda s: [((), len(s.policy.pending_restart))],
+    ),
+    Metric(
         "hisparsed_report_age_seconds",
         "Since the engine last reported.",
         _seen(lambda o: o.engine.report_age_s),

@@ -5,6 +5,9 @@ Pure: times come in as numbers. Judges nothing and keeps nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from hisparsed.control.engine_port import ServingCounters
 from hisparsed.engine.messages import (
     AdmissionCommand,
@@ -12,19 +15,26 @@ from hisparsed.engine.messages import (
     EngineCommand,
     EngineReport,
     GeometryReport,
+    GhostReport,
+    RequestHotReport,
 )
 from hisparsed.policy.decisions import Commands
 from hisparsed.policy.reasons import Lever
 from hisparsed.policy.signals import (
     Admission,
     Geometry,
+    GhostPoint,
     GpuPool,
     HiSparsePool,
     HotBuffers,
+    LeasePoint,
     MissPoint,
     OffloadPool,
     Prefix,
+    Progress,
+    RequestHot,
     Requests,
+    Reserve,
     Sessions,
     Snapshot,
     Tokens,
@@ -52,18 +62,15 @@ def geometry_of(report: GeometryReport) -> Geometry:
         max_lease_blocks=report.max_lease_blocks,
         max_num_seqs=report.max_num_seqs,
         row_bytes=report.row_bytes,
+        min_lease_rows=report.min_lease_rows,
+        max_step_tokens=report.max_step_tokens,
     )
 
 
 def admission_in_force(report: EngineReport, last: Admission) -> Admission:
     """Order and ``max_running`` as reported; what only the API side enforces from ``last``."""
-    return Admission(
-        order=PolicyOrder(report.admission_order),
-        ageing_s=last.ageing_s,
-        max_running=report.max_running,
-        max_waiting_sessions=last.max_waiting_sessions,
-        retry_after_s=last.retry_after_s,
-    )
+    order = PolicyOrder(report.admission_order)
+    return replace(last, order=order, max_running=report.max_running)
 
 
 def observe(
@@ -89,10 +96,13 @@ def observe(
         geometry=geometry,
         hisparse=HiSparsePool(
             capacity_blocks=host.hisparse_capacity_blocks,
-            target_blocks=geometry.budget_blocks - host.offload_target_blocks,
+            target_blocks=geometry.budget_blocks
+            - host.offload_target_blocks
+            - host.reserve_target_blocks,
             in_use_blocks=host.hisparse_in_use_blocks,
             cached_blocks=host.hisparse_cached_blocks,
             free_blocks=max(0, host.hisparse_idle_blocks - host.hisparse_cached_blocks),
+            ghost=_ghost(host.hisparse_ghost),
         ),
         offload=OffloadPool(
             capacity_chunks=host.lent_blocks * geometry.chunks_per_host_block,
@@ -100,11 +110,17 @@ def observe(
             lent_blocks=host.lent_blocks,
             in_use_chunks=host.offload_in_flight_chunks,
             stored_chunks=host.offload_stored_chunks,
+            ghost=_ghost(host.offload_ghost),
         ),
         pending_blocks=host.pending_blocks,
         draining_blocks=host.draining_blocks,
         head_need_blocks=host.head_need_blocks,
-        gpu=GpuPool(geometry.gpu_blocks_total, report.gpu_free_blocks, report.waiting_for_blocks),
+        gpu=GpuPool(
+            geometry.gpu_blocks_total,
+            report.gpu_free_blocks,
+            report.waiting_for_blocks,
+            report.gpu_head_need_blocks,
+        ),
         requests=Requests(
             running=requests.running,
             waiting=requests.waiting,
@@ -113,6 +129,9 @@ def observe(
             mixed=requests.mixed,
             none=requests.none,
             finished_total=requests.finished,
+            held_back=requests.held_back,
+            refused_total=serving.refused,
+            oldest_wait_s=requests.oldest_wait_s,
         ),
         hot=HotBuffers(
             multiplier=hot.multiplier,
@@ -124,17 +143,37 @@ def observe(
             predicted=tuple(
                 MissPoint(point.multiplier, point.misses)
                 for point in hot.miss_curve
-                if point.multiplier >= 1
+                if point.multiplier * geometry.topk * geometry.decode_query_len
+                >= geometry.least_lease_rows
             ),
+            counted=hot.counted,
+            individual_leases=hot.individual_leases,
         ),
         sessions=Sessions(report.live_set_tokens, report.live_sessions),
         prefix=Prefix(serving.prefix_hit_tokens, serving.prefix_query_tokens),
         tokens=Tokens(serving.prompt_tokens, serving.generated_tokens),
         admission=admission_in_force(report, last_admission),
         watermark=Watermark(report.transition_watermark, report.default_watermark),
+        progress=Progress(report.steps, report.scheduled_tokens),
+        requests_hot=tuple(_request_hot(one) for one in hot.requests),
+        reserve=Reserve(
+            host.reserve_target_blocks,
+            host.reserve_blocks,
+            host.release == "possible",
+            host.release_wanted,
+        ),
         live_levers=live_levers,
         frozen_levers=frozen_levers,
     )
+
+
+def _ghost(points: Sequence[GhostReport]) -> tuple[GhostPoint, ...]:
+    return tuple(GhostPoint(point.extra_blocks, point.tokens) for point in points)
+
+
+def _request_hot(report: RequestHotReport) -> RequestHot:
+    curve = tuple(LeasePoint(point.blocks, point.misses_per_step) for point in report.curve)
+    return RequestHot(report.request_id, report.lease_blocks, report.target_blocks, curve)
 
 
 def command_for(commands: Commands) -> EngineCommand | None:
@@ -155,6 +194,9 @@ def command_for(commands: Commands) -> EngineCommand | None:
         )
     return EngineCommand(
         offload_target_blocks=commands.offload_target_blocks,
+        reserve_target_blocks=commands.reserve_target_blocks,
+        release_reserve=commands.release_reserve,
+        hot_leases=None if commands.hot_leases is None else dict(commands.hot_leases),
         multiplier=commands.multiplier,
         transition_watermark=commands.watermark,
         admission=engine_admission,

@@ -21,6 +21,10 @@ def bounded(command: EngineCommand, result: ApplyResult) -> tuple[Difference, ..
     target = command.offload_target_blocks
     if target is not None and target != result.offload_target_blocks:
         found.append(Difference(Lever.SPLIT, target, result.offload_target_blocks))
+    reserve = command.reserve_target_blocks
+    if reserve is not None and reserve != result.reserve_target_blocks:
+        asked, given = f"{reserve} in reserve", f"{result.reserve_target_blocks} in reserve"
+        found.append(Difference(Lever.SPLIT, asked, given))
     multiplier = command.multiplier
     if multiplier is not None and not _same(multiplier, result.multiplier):
         found.append(Difference(Lever.MULTIPLIER, multiplier, result.multiplier))

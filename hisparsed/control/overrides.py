@@ -1,7 +1,7 @@
 """What an operator has put above the policy for now: frozen levers and a more cautious mode.
 
 Lives in memory: it survives a policy reload and ends with the daemon. It can only hold the
-policy back; allowing more than the document does takes an edited document.
+policy back; allowing more takes an edited document, or a value that is set for a time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class Overrides:
     def __init__(self) -> None:
         self._frozen: frozenset[Lever] = frozenset()
         self._modes: dict[Lever, Mode] = {}
+        self.mode_actors: dict[Lever, str] = {}
+        """Who set each of the modes."""
 
     @property
     def frozen(self) -> frozenset[Lever]:
@@ -36,25 +38,30 @@ class Overrides:
     def thaw(self, levers: Iterable[Lever]) -> None:
         self._frozen -= frozenset(levers)
 
-    def set_mode(self, policy: Policy, levers: Iterable[Lever], mode: Mode | None) -> None:
-        """``None`` goes back to the document's mode.
+    def set_mode(
+        self, policy: Policy, levers: Iterable[Lever], mode: Mode | None, *, actor: str = "daemon"
+    ) -> None:
+        """``None`` goes back to the policy's mode.
 
-        Raises ``ValueError`` when the document is more cautious than ``mode`` for one of the
+        Raises ``ValueError`` when ``policy`` is more cautious than ``mode`` for one of the
         levers; none changes then.
         """
         levers = tuple(levers)
         if mode is None:
             for lever in levers:
                 self._modes.pop(lever, None)
+                self.mode_actors.pop(lever, None)
             return
         for lever in levers:
             written = policy.mode_of(lever)
             if _CAUTION.index(mode) < _CAUTION.index(written):
                 raise ValueError(
-                    f"the policy document says {written} for {lever} and the more cautious mode "
-                    f"counts, so {mode} cannot be set here; edit the document and reload it"
+                    f"the policy says {written} for {lever} and the more cautious mode counts, "
+                    f"so {mode} cannot be set here; edit the document, or set levers.{lever}.mode "
+                    "and mode for a time"
                 )
         self._modes.update(dict.fromkeys(levers, mode))
+        self.mode_actors.update(dict.fromkeys(levers, actor))
 
     def over(self, policy: Policy) -> Policy:
         """The policy with the modes set here."""

@@ -1,28 +1,38 @@
-"""The policy in force: loaded whole and checked, swapped, or the last good one kept.
+"""The policy in force: document, schedules and what operators set, checked whole and swapped whole.
 
-Reading happens in ``reload`` only, called for SIGHUP and by the API; the control loop takes
-what is active at its next tick. Watches no files.
+What is wrong leaves the last good policy in force. Reading happens in ``reload`` only; the
+control loop takes what is in force at its next tick. Watches no files and announces nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from hisparsed.control.file_watch import fingerprint
+from hisparsed.control.override_file import OverrideFile
 from hisparsed.errors import UserError
-from hisparsed.policy.bounds import problems
-from hisparsed.policy.document import ConfigError, Loaded, load_document
+from hisparsed.policy.bounds import hot_unit, problems
+from hisparsed.policy.document import ConfigError, Loaded, Problem, load_document, parse_document
+from hisparsed.policy.effective import CheckedPolicy, Effective, check_policy, load_policy
+from hisparsed.policy.override import Override
+from hisparsed.policy.pressure import pressure_now
+from hisparsed.policy.restart import PendingRestart
+from hisparsed.policy.schedules import Pressure
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Geometry
+from hisparsed.policy.signals import Geometry, Snapshot
+
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class ActivePolicy:
-    """``generation`` rises by one with every policy that replaced another."""
+    """The document. ``generation`` rises by one when it, or what operators set, is replaced."""
 
     value: Policy
+    """The document alone: no schedule, nothing that an operator set."""
     generation: int
     content_hash: str
     """SHA-256 of the document, hexadecimal."""
@@ -38,12 +48,41 @@ class ReloadOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Dropped:
+    """An override that the policy no longer allows, and why."""
+
+    override: Override
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reload:
     """What came of one reload; ``error`` says why a policy was rejected, with its lines."""
 
     outcome: ReloadOutcome
     active: ActivePolicy
     error: str | None = None
+    dropped: tuple[Dropped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """The latest reload was rejected."""
+
+    at_unix_s: float
+    error: str
+    actor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What changed by itself since the tick before."""
+
+    expired: tuple[Override, ...] = ()
+    dropped: tuple[Dropped, ...] = ()
+    began: tuple[str, ...] = ()
+    """Schedule entries by name."""
+    ended: tuple[str, ...] = ()
 
 
 class PolicySource:
@@ -53,40 +92,201 @@ class PolicySource:
         self._path = path
         self._wall_clock = wall_clock
         self._geometry: Geometry | None = None
-        self._active = self._activate(load_document(path, Policy), generation=1)
+        self._file: OverrideFile | None = None
+        self._pressure = Pressure.LOW
+        self._tried = fingerprint(path)
+        self._checked = load_policy(path)
+        self._active = self._activate(self._checked.loaded, generation=1)
+        self._in_force = self._now()
         self.reload_failures = 0
-        self.last_error: str | None = None
-        """Why the latest reload was rejected; ``None`` after one that was not."""
+        self.rejection: Rejection | None = None
+        """``None`` when the latest reload was not rejected."""
 
     @property
     def active(self) -> ActivePolicy:
         return self._active
 
-    def bind(self, geometry: Geometry) -> None:
+    @property
+    def in_force(self) -> Effective:
+        """As of the latest ``advance`` or change."""
+        return self._in_force
+
+    @property
+    def overrides(self) -> tuple[Override, ...]:
+        """What operators set, in the order in which they did."""
+        return self._checked.overrides
+
+    @property
+    def last_error(self) -> str | None:
+        return self.rejection.error if self.rejection is not None else None
+
+    @property
+    def not_kept(self) -> str | None:
+        """Why what operators set would not survive a restart; ``None`` when it would."""
+        return self._file.error if self._file is not None else None
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def highest_multiplier(self) -> float:
+        """``hot.max``, or more where a schedule may ask for more."""
+        return max(policy.hot.max for policy in self._checked.variants.values())
+
+    def changed_on_disk(self) -> bool:
+        """Whether the file holds something else than at the latest reload, good or bad."""
+        return fingerprint(self._path) != self._tried
+
+    def pending_restart(self) -> tuple[PendingRestart, ...]:
+        """Values of the policy that this engine was not started for."""
+        if self._geometry is None:
+            return ()
+        most = self._geometry.max_lease_blocks * hot_unit(self._geometry)
+        wanted = self.highest_multiplier
+        if wanted <= most + _ROUNDING:
+            return ()
+        return (PendingRestart("hot.max", f"{most:g}", f"{wanted:g}"),)
+
+    def bind(self, geometry: Geometry) -> tuple[Dropped, ...]:
         """Tell the node's sizes; from now on a policy must be possible on this node.
 
-        Raises ``UserError`` when the active one is not.
+        Returns what operators had set and is not. Raises ``UserError`` when the document is not.
         """
-        found = problems(self._active.value, geometry)
-        if found:
-            raise UserError(_impossible(self._path, found))
         self._geometry = geometry
+        try:
+            check_policy(self._checked.loaded, (), self._node_problems)
+        except ConfigError as error:
+            self._geometry = None
+            raise UserError(str(error)) from None
+        return self._put(self._checked.loaded, self.overrides)
 
-    def reload(self) -> Reload:
-        """Load the document anew; anything wrong with it leaves the active policy alone."""
+    def restore(self, file: OverrideFile) -> tuple[Dropped, ...]:
+        """Take up what ``file`` kept, and keep it there from now on.
+
+        Returns what is no longer valid. Raises ``OverrideFileError`` when it cannot be read; it is
+        then set aside and begun anew.
+        """
+        self._file = file
+        now_s = self._wall_clock()
+        kept = [one for one in file.load() if not one.expired(now_s)]
+        return self._put(self._checked.loaded, kept)
+
+    def reload(self, *, actor: str = "daemon") -> Reload:
+        """Load the document anew; anything wrong with it leaves the policy in force alone."""
+        self._tried = fingerprint(self._path)
         try:
             loaded = load_document(self._path, Policy)
+            check_policy(loaded, (), self._node_problems)
         except ConfigError as error:
-            return self._rejected(error.render())
-        if self._geometry is not None:
-            found = problems(loaded.value, self._geometry)
-            if found:
-                return self._rejected(_impossible(self._path, found))
-        self.last_error = None
+            self.reload_failures += 1
+            self.rejection = Rejection(self._wall_clock(), error.render(), actor)
+            return Reload(ReloadOutcome.REJECTED, self._active, error.render())
+        self.rejection = None
         if loaded.content_hash == self._active.content_hash:
             return Reload(ReloadOutcome.UNCHANGED, self._active)
         self._active = self._activate(loaded, self._active.generation + 1)
-        return Reload(ReloadOutcome.LOADED, self._active)
+        dropped = self._put(loaded, self.overrides)
+        return Reload(ReloadOutcome.LOADED, self._active, dropped=dropped)
+
+    def set(self, override: Override) -> None:
+        """Put a value above the document, in place of an earlier one for the key.
+
+        Raises ``ConfigError`` when no valid policy comes of it; nothing changes then.
+        """
+        others = tuple(one for one in self.overrides if one.key != override.key)
+        self._checked = check_policy(self._checked.loaded, (*others, override), self._node_problems)
+        self._changed()
+
+    def unset(self, key: str) -> tuple[Dropped, ...]:
+        """Take a value away; others that are not valid without it go too.
+
+        Raises ``LookupError`` when nothing is set for ``key``.
+        """
+        others = tuple(one for one in self.overrides if one.key != key)
+        if len(others) == len(self.overrides):
+            raise LookupError(key)
+        return self._put(self._checked.loaded, others, rise=True)
+
+    def advance(self, snapshot: Snapshot | None = None) -> Advance:
+        """Let overrides expire and schedules begin and end; called once a tick."""
+        now_s = self._wall_clock()
+        expired = tuple(one for one in self.overrides if one.expired(now_s))
+        dropped: tuple[Dropped, ...] = ()
+        if expired:
+            left = [one for one in self.overrides if one not in expired]
+            dropped = self._put(self._checked.loaded, left, rise=True)
+        if snapshot is not None:
+            self._pressure = pressure_now(self._active.value, snapshot, self._pressure)
+        before, after = self._in_force.active, self._checked.active(now_s, self._pressure)
+        if before == after:
+            return Advance(expired, dropped)
+        self._in_force = self._now()
+        names = [entry.name for entry in self._active.value.schedules]
+        return Advance(
+            expired,
+            dropped,
+            tuple(names[index] for index in after if index not in before),
+            tuple(names[index] for index in before if index not in after),
+        )
+
+    def judge(self, text: str) -> tuple[Policy | None, tuple[Problem, ...]]:
+        """What ``reload`` would say of ``text``: the policy, or what is wrong with it."""
+        try:
+            loaded = parse_document(text, str(self._path), Policy)
+            return check_policy(loaded, (), self._node_problems).loaded.value, ()
+        except ConfigError as error:
+            return None, error.problems
+
+    def _put(
+        self, loaded: Loaded[Policy], overrides: Sequence[Override], *, rise: bool = False
+    ) -> tuple[Dropped, ...]:
+        """Make the document and as many of the overrides as are valid with it the policy."""
+        before = self.overrides
+        self._checked, dropped = self._with_valid(loaded, overrides)
+        if rise or dropped or self._checked.overrides != before:
+            self._changed()
+        else:
+            self._in_force = self._now()
+        return dropped
+
+    def _with_valid(
+        self, loaded: Loaded[Policy], overrides: Sequence[Override]
+    ) -> tuple[CheckedPolicy, tuple[Dropped, ...]]:
+        try:
+            return check_policy(loaded, overrides, self._node_problems), ()
+        except ConfigError:
+            checked = check_policy(loaded, (), self._node_problems)
+        valid: list[Override] = []
+        dropped: list[Dropped] = []
+        for override in overrides:
+            try:
+                checked = check_policy(loaded, (*valid, override), self._node_problems)
+            except ConfigError as error:
+                dropped.append(Dropped(override, str(error)))
+            else:
+                valid.append(override)
+        return checked, tuple(dropped)
+
+    def _changed(self) -> None:
+        """Overrides are other ones now: a new generation, and the file follows."""
+        self._active = ActivePolicy(
+            self._active.value,
+            self._active.generation + 1,
+            self._active.content_hash,
+            self._active.path,
+            self._active.text,
+            self._active.loaded_unix_s,
+        )
+        self._in_force = self._now()
+        if self._file is not None:
+            self._file.save(self.overrides)
+
+    def _now(self) -> Effective:
+        return self._checked.effective(self._wall_clock(), self._pressure)
+
+    def _node_problems(self, policy: Policy) -> tuple[str, ...]:
+        return problems(policy, self._geometry) if self._geometry is not None else ()
 
     def _activate(self, loaded: Loaded[Policy], generation: int) -> ActivePolicy:
         return ActivePolicy(
@@ -97,12 +297,3 @@ class PolicySource:
             loaded.text,
             self._wall_clock(),
         )
-
-    def _rejected(self, error: str) -> Reload:
-        self.reload_failures += 1
-        self.last_error = error
-        return Reload(ReloadOutcome.REJECTED, self._active, error)
-
-
-def _impossible(path: Path, found: tuple[str, ...]) -> str:
-    return "\n".join(f"{path}: {problem}" for problem in found)

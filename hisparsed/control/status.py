@@ -11,7 +11,10 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict
 
 from hisparsed.control.records import EventView
+from hisparsed.engine.messages import MissCurvePoint
+from hisparsed.policy.override import Override
 from hisparsed.policy.reasons import Lever, Reason
+from hisparsed.policy.restart import PendingRestart
 from hisparsed.policy.schema import Mode
 from hisparsed.policy.signals import AdmissionOrder
 
@@ -105,11 +108,17 @@ class HotStatus(_Part):
     hits_total: int
     loads_total: int
     h2d_bytes_total: int
+    miss_curve: list[MissCurvePoint]
+    """Predicted misses by multiplier; empty where the node does not measure them."""
 
 
 class GpuStatus(_Part):
+    """``free`` includes blocks that only hold a reusable prefix; the rest is indexer pages."""
+
     total_blocks: int
     free_blocks: int
+    resident_blocks: int
+    hot_blocks: int
     waiting_for_blocks: bool
 
 
@@ -133,6 +142,10 @@ class ServingStatus(_Part):
     prefix_hit_tokens_total: int
     mean_ttft_s: float | None
     mean_itl_s: float | None
+    ttft_sum_s: float
+    ttft_count: int
+    itl_sum_s: float
+    itl_count: int
 
 
 class LeverStatus(_Part):
@@ -149,17 +162,27 @@ class LeverStatus(_Part):
     sentence: str
 
 
+class ScheduleStatus(_Part):
+    name: str
+    active: bool
+
+
 class PolicyStatus(_Part):
     path: str
     generation: int
     content_hash: str
     mode: Mode
-    """That of the document."""
+    """That of the policy in force."""
     overridden: dict[Lever, Mode]
     """Modes that an operator set above the document."""
     frozen: list[Lever]
     reload_failures: int
     last_error: str | None
+    overrides: list[Override] = []
+    """What operators set above the document, oldest first."""
+    schedules: list[ScheduleStatus] = []
+    pending_restart: list[PendingRestart] = []
+    """Values that only a restart puts in force."""
 
 
 class LoopStatus(_Part):

@@ -62,10 +62,13 @@ def observed_status(
             hits_total=hot.hits,
             loads_total=hot.loads,
             h2d_bytes_total=hot.h2d_bytes,
+            miss_curve=hot.miss_curve,
         ),
         gpu=GpuStatus(
             total_blocks=snapshot.gpu.total_blocks,
             free_blocks=snapshot.gpu.free_blocks,
+            resident_blocks=report.gpu_resident_blocks,
+            hot_blocks=hot.leased_blocks,
             waiting_for_blocks=snapshot.gpu.waiting_for_blocks,
         ),
         admission=AdmissionStatus(
@@ -85,6 +88,10 @@ def observed_status(
             prefix_hit_tokens_total=serving.prefix_hit_tokens,
             mean_ttft_s=_mean(serving.ttft_sum_s, serving.ttft_count),
             mean_itl_s=_mean(serving.itl_sum_s, serving.itl_count),
+            ttft_sum_s=serving.ttft_sum_s,
+            ttft_count=serving.ttft_count,
+            itl_sum_s=serving.itl_sum_s,
+            itl_count=serving.itl_count,
         ),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -14,15 +16,31 @@ from hisparsed.control.status import (
     PoolStatus,
     Status,
 )
+from hisparsed.policy.schedules import Scalar
 from hisparsed.policy.units import format_bytes, format_duration, format_fraction
 
-_BAR_CELLS = 32
+_COLUMN = 11
+_LEAST_WIDTH = 40
+_BAR_CELLS = 24
 _HASH_SHOWN = 12
 
 
-def status_page(status: Status) -> str:
-    """The whole page, ending in a newline."""
-    return "\n".join(_lines(status)) + "\n"
+def status_page(status: Status, *, width: int = 80) -> str:
+    """The whole page, ending in a newline; what is longer than ``width`` goes on below itself."""
+    return "".join(f"{line}\n" for whole in _lines(status) for line in _wrapped(whole, width))
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """The line as it is, or with its text below itself, so that the names on the left stand out."""
+    if len(line) <= width:
+        return [line]
+    parts = textwrap.wrap(
+        line[_COLUMN:],
+        max(width, _LEAST_WIDTH) - _COLUMN,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line[:_COLUMN] + parts[0], *(" " * _COLUMN + part for part in parts[1:])]
 
 
 def _lines(status: Status) -> Iterator[str]:
@@ -132,6 +150,16 @@ def _policy(policy: PolicyStatus, levers: list[LeverStatus]) -> Iterator[str]:
     if policy.last_error is not None:
         first = policy.last_error.splitlines()[0]
         yield f"  REJECTED {policy.reload_failures} reloads; the last: {first}"
+    for entry in policy.schedules:
+        if entry.active:
+            yield f"  schedule {entry.name} is active"
+    for override in policy.overrides:
+        expires = override.expires_unix_s
+        until = "it is unset" if expires is None else clock_text(expires)
+        value = value_text(override.value)
+        yield f"  set      {override.key} = {value} by {override.actor} until {until}"
+    for one in policy.pending_restart:
+        yield f"  RESTART  {one.key} runs as {one.running}; {one.wanted} needs a restart"
     for lever in levers:
         marks = "".join(
             f" {mark}"
@@ -140,6 +168,11 @@ def _policy(policy: PolicyStatus, levers: list[LeverStatus]) -> Iterator[str]:
         )
         setting = setting_text(lever.current)
         yield f"  {lever.lever:10} {lever.mode:6} {setting:>8}  {lever.reason}{marks}"
+
+
+def value_text(value: Scalar) -> str:
+    """A value that was set, as the document would say it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def setting_text(value: float | str) -> str:

@@ -1,17 +1,22 @@
 """The daemon's own log on standard error: text for people, JSON for journald and collectors.
 
-Only ``hisparsed.*`` loggers; vLLM configures its own.
+Only ``hisparsed.*`` loggers; vLLM configures its own. What either says can also be watched.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import structlog
 
 from hisparsed.config.node import LogConfig
+from hisparsed.control.log_ring import LogRing, RingHandler
+from hisparsed.engine.log_forward import EngineLogReceiver
 
 
 def configure_logging(config: LogConfig, *, terminal: bool) -> None:
@@ -37,3 +42,20 @@ def configure_logging(config: LogConfig, *, terminal: bool) -> None:
     logger.handlers = [handler]
     logger.setLevel(config.level.upper())
     logger.propagate = False
+
+
+@contextmanager
+def watched_logs(ring: LogRing) -> Iterator[None]:
+    """While in it, what daemon and engine log also goes into ``ring``."""
+    handler = RingHandler(ring)
+    loggers = [logging.getLogger(name) for name in ("hisparsed", "vllm")]
+    engine = EngineLogReceiver(partial(ring.add, "engine"))
+    engine.start()
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+        engine.close()

@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -19,14 +20,20 @@ import uvicorn
 from hisparsed.config.kind import DetectedKind
 from hisparsed.config.node import NodeConfig, read_api_keys
 from hisparsed.control.engine_port import EngineGone
+from hisparsed.control.file_watch import watch_files
 from hisparsed.control.policy_source import PolicySource
 from hisparsed.control.records import EventKind
 from hisparsed.control.socket import ControlServer, QuietServer
 from hisparsed.control.status import Lifecycle
-from hisparsed.daemon.gate import Gate, SessionLimit
+from hisparsed.daemon.gate import Gate
 from hisparsed.daemon.listen import bind_tcp, make_state_dir, state_lock
+from hisparsed.daemon.logs import watched_logs
 from hisparsed.daemon.metrics_page import GateCollector, metrics_app, metrics_page
 from hisparsed.daemon.parts import ControlParts, build_control
+from hisparsed.daemon.runtime_folder import runtime_folder
+from hisparsed.daemon.session_door import Queue, SessionDoor, SessionLimit
+from hisparsed.daemon.start import StoppedWhileStarting, start_beside_loop
+from hisparsed.engine.context_limit import ContextLimit
 from hisparsed.engine.names import SERVED_MODEL_NAME
 from hisparsed.policy.signals import Admission
 
@@ -42,13 +49,10 @@ _ENGINE_STOP_S = 20.0
 _SERVER_STOP_S = 5.0
 
 
-class StoppedWhileStarting(BaseException):
-    """SIGTERM or SIGINT came before the node served."""
-
-
-def run_node(config: NodeConfig, detected: DetectedKind) -> int:
+def run_node(config: NodeConfig, detected: DetectedKind, *, document: Path) -> int:
     """Run one node until it is told to stop; returns the exit code.
 
+    ``document`` is the file that ``config`` came from; it is watched for what needs a restart.
     Raises ``UserError`` or ``ConfigError`` when the node cannot start; then nothing of it is
     left running.
     """
@@ -56,11 +60,12 @@ def run_node(config: NodeConfig, detected: DetectedKind) -> int:
 
     log.info("%s", detected.banner)
     source = PolicySource(config.policy, wall_clock=time.time)
-    max_multiplier = source.active.value.hot.max
+    max_multiplier = source.highest_multiplier
     require_startable(config, detected.kind, max_multiplier=max_multiplier)
     make_state_dir(config.state_dir)
     with contextlib.ExitStack() as held:
         held.enter_context(state_lock(config.state_dir))
+        held.enter_context(runtime_folder(config.state_dir))
         api_socket = bind_tcp(config.api.host, config.api.port, key="api.port")
         held.callback(api_socket.close)
         metrics_socket = None
@@ -69,7 +74,9 @@ def run_node(config: NodeConfig, detected: DetectedKind) -> int:
             held.callback(metrics_socket.close)
         try:
             with _signals_stop_the_start():
-                return asyncio.run(_serve(config, detected, source, api_socket, metrics_socket))
+                return asyncio.run(
+                    _serve(config, detected, source, api_socket, metrics_socket, document)
+                )
         except StoppedWhileStarting:
             log.info("Stopped while starting.")
             return EXIT_STOPPED
@@ -94,20 +101,31 @@ async def _serve(
     source: PolicySource,
     api_socket: socket.socket,
     metrics_socket: socket.socket | None,
+    document: Path,
 ) -> int:
+    # Imported before the logs are watched: vLLM's import sets up its logger anew.
     from hisparsed.engine.launch import launch_engine
-    from hisparsed.engine.openai_app import build_openai_app
+    from hisparsed.engine.openai_app import build_openai_app, preload
 
     model = config.model if detected.kind == "cuda" and config.model else SERVED_MODEL_NAME
-    parts = build_control(config, source, detected.kind, model)
+    parts = build_control(config, source, detected.kind, model, document)
     control_server = ControlServer(
         parts.api.application(), config.control_socket, end_streams=parts.broadcast.close
     )
     await control_server.start()
     parts.journal.start()
+    watching = contextlib.ExitStack()
+    watching.enter_context(watched_logs(parts.views.logs))
     try:
-        max_multiplier = source.active.value.hot.max
-        engine = launch_engine(config, max_multiplier=max_multiplier)
+        max_multiplier = source.highest_multiplier
+
+        def launch() -> EngineHandle:
+            started = launch_engine(config, max_multiplier=max_multiplier)
+            preload()
+            return started
+
+        engine = await start_beside_loop(launch, lambda begun: begun.shutdown(_ENGINE_STOP_S))
+        parts.views.requests = engine.requests
         try:
             key_file = config.api.api_key_file
             keys = read_api_keys(key_file) if key_file is not None else []
@@ -118,6 +136,7 @@ async def _serve(
     finally:
         await control_server.stop()
         await asyncio.to_thread(parts.journal.close)
+        watching.close()
 
 
 class RunningNode:
@@ -141,14 +160,15 @@ class RunningNode:
         def page() -> bytes:
             return metrics_page(parts.metrics.registry)
 
-        gate = Gate(
-            app,
+        engine = self._engine
+        door = SessionDoor(
             clock=time.monotonic,
-            waiting_calls=lambda: self._engine.waiting_calls,
-            metrics_page=page,
+            queue=lambda: Queue(engine.reports, engine.waiting_calls, engine.room_for_calls),
         )
-        parts.metrics.registry.register(GateCollector(gate))
-        loop = parts.make_loop(self._engine, lambda admission: _limit(gate, admission))
+        gate = Gate(app, door=door, metrics_page=page)
+        context = engine.llm.context_limit
+        parts.metrics.registry.register(GateCollector(gate, context))
+        loop = parts.make_loop(self._engine, lambda admission: _limit(door, context, admission))
         self._install_signals()
         api_server = _server(gate)
         # vLLM's error handlers stop the server through this when they find the engine dead.
@@ -164,6 +184,7 @@ class RunningNode:
                 for server, listener in servers
             ]
             ticking = asyncio.create_task(loop.run())
+            watching = asyncio.create_task(watch_files(parts.watched))
             log.info(
                 "Serving on http://%s:%d/v1, control socket %s.",
                 self._config.api.host,
@@ -172,7 +193,8 @@ class RunningNode:
             )
             code = await self._until_stopped(gate, ticking, tasks)
             ticking.cancel()
-            await asyncio.gather(ticking, return_exceptions=True)
+            watching.cancel()
+            await asyncio.gather(ticking, watching, return_exceptions=True)
             return code
         finally:
             for server, _ in servers:
@@ -197,7 +219,7 @@ class RunningNode:
         return await self._drain(gate, ticking)
 
     async def _drain(self, gate: Gate, ticking: asyncio.Task[None]) -> int:
-        gate.draining = True
+        gate.drain()
         self._parts.board.lifecycle = Lifecycle.DRAINING
         timeout_s = self._config.drain_timeout
         log.info("Draining: %d calls open, at most %gs.", gate.open_requests, timeout_s)
@@ -238,8 +260,15 @@ class RunningNode:
         self._parts.operator.reload(actor="SIGHUP")
 
 
-def _limit(gate: Gate, admission: Admission) -> None:
-    gate.limit = SessionLimit(admission.max_waiting_sessions, admission.retry_after_s)
+def _limit(door: SessionDoor, context: ContextLimit, admission: Admission) -> None:
+    door.limit = SessionLimit(
+        max_waiting=admission.max_waiting_sessions,
+        retry_after_s=admission.retry_after_s,
+        when_full=admission.when_full,
+        max_wait_s=admission.max_wait_s,
+    )
+    context.max_tokens = admission.max_context_tokens
+    context.over = admission.over_max_context
 
 
 def _server(app: Any) -> QuietServer:

@@ -12,23 +12,33 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from uuid import uuid4
 
 from hisparsed import __version__
-from hisparsed.config.node import NodeConfig
+from hisparsed.config.memory import machine_memory_bytes
+from hisparsed.config.node import NodeConfig, load_node_config
 from hisparsed.control.actions import Operator
 from hisparsed.control.announce import Announcer
 from hisparsed.control.api import ControlApi
+from hisparsed.control.api_views import ApiViews
 from hisparsed.control.board import Board
 from hisparsed.control.broadcast import Broadcast
 from hisparsed.control.engine_port import EnginePort
+from hisparsed.control.file_watch import Watched
+from hisparsed.control.history import History
 from hisparsed.control.journal import Journal
+from hisparsed.control.journal_store import Retention
 from hisparsed.control.journal_writer import JournalWriter
+from hisparsed.control.log_ring import LogRing
 from hisparsed.control.loop import ControlLoop
 from hisparsed.control.metrics import ControlMetrics
+from hisparsed.control.node_file import NodeFile
 from hisparsed.control.overrides import Overrides
+from hisparsed.control.policy_news import restore_overrides
 from hisparsed.control.policy_source import PolicySource
 from hisparsed.control.status import NodeInfo
+from hisparsed.policy.restart import PendingRestart
 from hisparsed.policy.signals import Admission
 
 log = logging.getLogger("hisparsed.daemon")
@@ -46,7 +56,10 @@ class ControlParts:
     metrics: ControlMetrics
     board: Board
     operator: Operator
+    views: ApiViews
     api: ControlApi
+    watched: tuple[Watched, ...]
+    """The policy and the node's document."""
 
     def make_loop(
         self, engine: EnginePort, set_admission: Callable[[Admission], None]
@@ -66,8 +79,10 @@ class ControlParts:
         )
 
 
-def build_control(config: NodeConfig, source: PolicySource, kind: str, model: str) -> ControlParts:
-    """Wire the control side of a node; touches no files but through the journal's thread."""
+def build_control(
+    config: NodeConfig, source: PolicySource, kind: str, model: str, document: Path
+) -> ControlParts:
+    """Wire the control side of a node; reads what operators had set, and no other file."""
     run = uuid4().hex
     writer = JournalWriter(
         config.state_dir,
@@ -75,6 +90,7 @@ def build_control(config: NodeConfig, source: PolicySource, kind: str, model: st
         clock=time.monotonic,
         stamp=lambda: datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"),
         log=log.warning,
+        retention=Retention(config.journal.max_ticks, config.journal.max_size),
     )
     node = NodeInfo(
         kind=kind,
@@ -93,7 +109,15 @@ def build_control(config: NodeConfig, source: PolicySource, kind: str, model: st
         node, source, overrides, journal, broadcast, clock=time.monotonic, wall_clock=time.time
     )
     metrics.bind(board.status)
-    operator = Operator(source, overrides, announcer)
+    restore_overrides(source, announcer, config.state_dir)
+    operator = Operator(source, overrides, announcer, wall_clock=time.time)
+
+    def tell(pending: tuple[PendingRestart, ...]) -> None:
+        board.node_pending = pending
+
+    node_file = NodeFile(document, config, announcer, load=_load_again, tell=tell)
+    views = ApiViews(journal, broadcast, LogRing(), History())
+    board.watchers.append(views.watch)
     return ControlParts(
         source=source,
         overrides=overrides,
@@ -103,5 +127,14 @@ def build_control(config: NodeConfig, source: PolicySource, kind: str, model: st
         metrics=metrics,
         board=board,
         operator=operator,
-        api=ControlApi(board, operator, source, journal, broadcast),
+        views=views,
+        api=ControlApi(board, operator, source, journal, broadcast, views.routes()),
+        watched=(
+            Watched(source.path, operator.reload_if_changed),
+            Watched(document, node_file.look),
+        ),
     )
+
+
+def _load_again(document: Path) -> NodeConfig:
+    return load_node_config(document, memory_bytes=machine_memory_bytes()).value

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
 
 from hisparsed.engine.admission import WaitingCall, held_prefix_first
 from hisparsed.engine.chunks import ChunkLayout
 from hisparsed.engine.held_prefix import HeldPrefix
-from hisparsed.engine.host_pool import CountingHostPool
+from hisparsed.engine.host_memory import HostMemory, ReleaseHost
 from hisparsed.engine.hot_lease import LeasedHotManager
-from hisparsed.engine.ledger import HostLedger
 from hisparsed.engine.messages import (
     AdmissionCommand,
     AdmissionOrder,
@@ -26,7 +26,6 @@ from hisparsed.engine.messages import (
     EngineCommand,
     EngineReport,
     GeometryReport,
-    HostReport,
     HotReport,
     MissCurvePoint,
     RequestsReport,
@@ -34,6 +33,7 @@ from hisparsed.engine.messages import (
 from hisparsed.engine.offload import LentOffloadingManager
 from hisparsed.engine.request_table import resident_blocks
 from hisparsed.engine.resident import CountingResidentManager
+from hisparsed.engine.scratch import lease_scratch
 from hisparsed.engine.sessions import SessionTable
 from hisparsed.engine.worker_report import WorkerReport
 
@@ -67,11 +67,13 @@ class EngineControl:
         self._coordinator = get_hisparse_coordinator(self._cache_manager)
         config = self._cache_manager.kv_cache_config
         self._offload = _find_offload_manager(scheduler.connector)
-        self._host_pool = self._coordinator.get_host_block_pool()
-        self._host_pool.__class__ = CountingHostPool
-        self._host_pool.start_counting()
         self._topk = int(scheduler.vllm_config.model_config.hf_config.index_topk)
         self._query_len = 1 + int(scheduler.num_spec_tokens)
+        options = scheduler.vllm_config.additional_config.get("hisparsed", {})
+        self._scratch_blocks = int(options.get("scratch_blocks", 0))
+        lease_scratch(self._cache_manager.block_pool, self._scratch_blocks)
+        # Without scratch the rows of one step must fit the lease, whatever they select.
+        self._least_lease_rows = self._topk * (1 if self._scratch_blocks else self._query_len)
         self._hot: list[LeasedHotManager] = []
         for manager in self._coordinator.hot_managers:
             manager.__class__ = LeasedHotManager
@@ -89,10 +91,9 @@ class EngineControl:
         self._block_tokens = int(self._coordinator.host_manager.block_size)
         source_group = int(self._coordinator.host_group_id)
         layout = self._chunk_layout(config, source_group)
-        self._offload.bind_layout(layout)
         max_model_len = int(scheduler.max_model_len)
         floor = -(-max_model_len // self._block_tokens) + 2
-        self.ledger = HostLedger(self._host_pool, self._offload, layout, floor)
+        self.host = HostMemory(self._coordinator, self._offload, layout, floor)
         self._held = HeldPrefix(
             self._cache_manager.coordinator,
             self._offload._policy,
@@ -138,7 +139,7 @@ class EngineControl:
             chunk_bytes=layout.chunk_bytes,
             chunks_per_host_block=layout.chunks_per_block,
             offload_copies=1,
-            budget_blocks=self.ledger.budget,
+            budget_blocks=self.host.ledger.budget,
             floor_blocks=floor,
             max_model_len=int(self._scheduler.max_model_len),
             topk=self._topk,
@@ -146,8 +147,11 @@ class EngineControl:
             gpu_blocks=int(config.num_blocks),
             hot_groups=hot_groups,
             max_lease_blocks=self._hot[0].blocks_per_request,
+            min_lease_rows=self._least_lease_rows,
+            scratch_blocks=self._scratch_blocks,
             max_num_seqs=int(self._scheduler.max_num_running_reqs),
             row_bytes=row_bytes,
+            max_step_tokens=int(self._scheduler.max_num_scheduled_tokens),
         )
 
     def _multiplier_to_blocks(self, multiplier: float) -> int:
@@ -161,8 +165,7 @@ class EngineControl:
 
     def before_schedule(self, now_s: float) -> None:
         """Let the ledger take its step and put waiting calls in order."""
-        if not self.ledger.settled():
-            self.ledger.advance(self.head_need_blocks())
+        self.host.advance(self.head_need_blocks(), busy=bool(self._scheduler.running))
         waiting = self._scheduler.waiting
         by_hand = self._scheduler.stall.stalled
         if self._admission.order == "held-prefix-first" and len(waiting) > 1 and not by_hand:
@@ -178,6 +181,16 @@ class EngineControl:
         self._waiting_for_blocks = bool(waiting) and not limited and room
         below_own_limit = scheduler.max_num_active_reqs < self._configured_max_running
         self._held_back = waiting if limited and below_own_limit else 0
+        self.host.pass_done(
+            idle_with_waiting=self._idle_with_waiting(output.total_num_scheduled_tokens),
+            head_need_blocks=self.head_need_blocks(),
+        )
+
+    def _idle_with_waiting(self, scheduled_tokens: int) -> bool:
+        scheduler = self._scheduler
+        if scheduled_tokens or scheduler.running or not any(scheduler.get_request_counts()):
+            return False
+        return scheduler.pause_state is PauseState.UNPAUSED and not self.transfers_in_flight()
 
     def transfers_in_flight(self) -> bool:
         """Whether copies or loads run whose end could free memory."""
@@ -192,12 +205,19 @@ class EngineControl:
         self.sessions.finish(request.request_id, request.block_hashes, request.num_tokens, now_s)
 
     def head_need_blocks(self) -> int:
-        """Host blocks that the head of the waiting queue needs to start; 0 when none waits."""
-        waiting = self._scheduler.waiting
-        if not waiting:
-            return 0
-        tokens = int(waiting.peek_request().num_tokens) + 1
-        return -(-tokens // self._block_tokens) + 1
+        """Host blocks that the next call needs to start, beyond those it holds; 0 when none waits.
+
+        Calls whose prefix was loaded wait in a queue of their own, and hold blocks there.
+        """
+        queues = (self._scheduler.waiting, self._scheduler.kv_holding_waiting)
+        heads = [queue.peek_request() for queue in queues if queue]
+        return max(map(self._need_blocks, heads), default=0)
+
+    def _need_blocks(self, request: Any) -> int:
+        blocks = -(-(int(request.num_tokens) + 1) // self._block_tokens) + 1
+        return blocks - len(
+            self._coordinator.host_manager.req_to_blocks.get(request.request_id, ())
+        )
 
     def _reorder(self, waiting: Any, now_s: float) -> None:
         requests = list(waiting)
@@ -218,20 +238,29 @@ class EngineControl:
 
     # --- report and apply ------------------------------------------------------------
 
-    def apply(self, command: EngineCommand, resize_hot: ResizeHot | None) -> ApplyResult:
+    def apply(
+        self,
+        command: EngineCommand,
+        resize_hot: ResizeHot | None,
+        release_host: ReleaseHost | None = None,
+    ) -> ApplyResult:
         """Put a command in force. Validated whole before anything changes.
 
         ``resize_hot`` shrinks hot buffers of running requests on the node's workers; without
-        it a smaller multiplier waits for the next leases.
+        it a smaller multiplier waits for the next leases. ``release_host`` is there where the
+        node's host memory is not pinned. Raises ``ValueError`` while the ledger is in doubt.
         """
         lease = None
         if command.multiplier is not None:
             lease = self._multiplier_to_blocks(command.multiplier)
-            if command.multiplier < 1:
-                raise ValueError(f"multiplier {command.multiplier} is below 1x top-k")
-        if command.offload_target_blocks is not None:
-            self.ledger.set_offload_target(command.offload_target_blocks)
-            self.ledger.advance(self.head_need_blocks())
+            least = self._least_lease_rows / (self._topk * self._query_len)
+            if command.multiplier < least:
+                raise ValueError(
+                    f"multiplier {command.multiplier} is below {self._least_lease_rows} hot rows, "
+                    f"the least that serves every step of this node; give at least {least:g}"
+                )
+        self.host.require_possible(command, release_host)
+        self.host.apply(command, release_host, self.head_need_blocks())
         if lease is not None:
             for manager in self._hot:
                 manager.set_next_lease(lease)
@@ -253,8 +282,10 @@ class EngineControl:
         if command.session_ttl_s is not None:
             self.sessions.ttl_s = command.session_ttl_s
         return ApplyResult(
-            offload_target_blocks=self.ledger.offload_target,
+            offload_target_blocks=self.host.ledger.offload_target,
             lent_blocks=self._offload.lent_blocks,
+            reserve_target_blocks=self.host.ledger.reserve_target,
+            reserve_blocks=len(self.host.ledger.reserve_blocks),
             multiplier=self._multiplier,
             lease_blocks=self._hot[0].next_lease_blocks,
             transition_watermark=self._coordinator.transition_watermark,
@@ -278,13 +309,14 @@ class EngineControl:
             for request_id in wider:
                 manager.shrink(request_id, blocks)
 
-    def report(self, now_s: float, workers: WorkerReport) -> EngineReport:
+    def report(
+        self, now_s: float, workers: WorkerReport, release_host: ReleaseHost | None = None
+    ) -> EngineReport:
         """One picture of the engine; ``workers`` is what the node's workers counted."""
         self.sessions.expire(now_s)
-        if not self.ledger.settled():
-            # An idle engine takes no steps; what can move, moves here.
-            self.ledger.advance(self.head_need_blocks())
-        host = self.ledger.counts()
+        # An idle engine takes no steps; what can move, moves here.
+        head_need = self.head_need_blocks()
+        self.host.advance(head_need, busy=bool(self._scheduler.running))
         order: AdmissionOrder = self._admission.order
         leased = [manager.req_to_blocks for manager in self._hot]
         return EngineReport(
@@ -292,19 +324,7 @@ class EngineControl:
             steps=self._steps,
             scheduled_tokens=self._scheduled_tokens,
             geometry=self._geometry,
-            host=HostReport(
-                hisparse_capacity_blocks=host.hisparse_capacity,
-                hisparse_in_use_blocks=host.hisparse_in_use,
-                hisparse_idle_blocks=host.hisparse_idle,
-                hisparse_cached_blocks=self._host_pool.idle_cached_blocks,
-                offload_target_blocks=host.offload_target,
-                lent_blocks=host.lent,
-                pending_blocks=host.pending,
-                draining_blocks=host.draining,
-                offload_stored_chunks=self._offload.stored_chunks,
-                offload_in_flight_chunks=self._offload.in_flight_chunks,
-                head_need_blocks=self.head_need_blocks(),
-            ),
+            host=self.host.report(head_need, release_host),
             gpu_free_blocks=self._cache_manager.block_pool.get_num_free_blocks(),
             gpu_resident_blocks=resident_blocks(self._resident),
             waiting_for_blocks=self._waiting_for_blocks,
@@ -326,6 +346,8 @@ class EngineControl:
             max_running=self._scheduler.max_num_active_reqs,
             transition_watermark=self._coordinator.transition_watermark,
             default_watermark=self._default_watermark,
+            violations=self.host.violations_report(),
+            violations_total=self.host.watch.total,
             report_us=0.0,
         )
 

@@ -10,6 +10,7 @@ from hisparsed.config.kind import NodeKind
 from hisparsed.config.node import NodeConfig
 from hisparsed.config.reference import ReferenceConfig
 from hisparsed.engine.names import SERVED_MODEL_NAME
+from hisparsed.engine.scratch import scratch_block_count
 from hisparsed.errors import UserError
 from hisparsed.policy.units import format_bytes
 
@@ -24,6 +25,7 @@ REFERENCE_ARGS = {
     "num_gpu_blocks_override": "set reference.gpu_blocks",
     "max_num_seqs": "set reference.max_num_seqs",
     "max_num_batched_tokens": "set reference.max_num_batched_tokens",
+    "speculative_config": "set reference.speculative_tokens",
     "served_model_name": _OWN_MODEL,
     "load_format": _OWN_MODEL,
     "dtype": _OWN_MODEL,
@@ -70,15 +72,29 @@ def require_startable(config: NodeConfig, kind: NodeKind, *, max_multiplier: flo
 
 
 def slab_blocks_of_one_request(reference: ReferenceConfig, max_multiplier: float) -> int:
-    """Slab blocks that vLLM wants for one longest request, and the null block.
+    """Slab blocks that vLLM wants for one longest request, the scratch and the null block.
 
     Its indexer pages, the pages of one step in every index group, and the largest hot lease.
     """
     size = reference.block_size
     window = min(reference.max_num_batched_tokens, reference.max_model_len)
-    lease = math.ceil(max_multiplier * reference.index_topk)
+    query_len = 1 + reference.speculative_tokens
+    lease = max_lease_rows(reference, max_multiplier)
     a_group = -(-window // size) + -(-lease // size)
-    return -(-reference.max_model_len // size) + reference.index_groups * a_group + 1
+    scratch = scratch_block_count(
+        query_len=query_len,
+        topk=reference.index_topk,
+        block_tokens=size,
+        max_num_seqs=reference.max_num_seqs,
+    )
+    pages = -(-reference.max_model_len // size)
+    return pages + reference.index_groups * a_group + scratch + 1
+
+
+def max_lease_rows(reference: ReferenceConfig, max_multiplier: float) -> int:
+    """Hot rows of the largest lease; vLLM asks for room for the worst union of one step."""
+    union = (1 + reference.speculative_tokens) * reference.index_topk
+    return max(union, math.ceil(max_multiplier * union))
 
 
 def launch_engine(config: NodeConfig, *, max_multiplier: float) -> EngineHandle:
@@ -121,7 +137,7 @@ def reference_vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
         model_folder=folder,
         host_budget_bytes=config.host_budget,
         gpu_blocks=reference.gpu_blocks,
-        max_lease_rows=math.ceil(max_multiplier * reference.index_topk),
+        max_lease_rows=max_lease_rows(reference, max_multiplier),
         max_model_len=reference.max_model_len,
         block_size=reference.block_size,
         max_num_seqs=reference.max_num_seqs,
@@ -130,6 +146,7 @@ def reference_vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
         threads=reference.threads,
         served_model_name=SERVED_MODEL_NAME,
         engine_args=dict(config.engine_args),
+        speculative_tokens=reference.speculative_tokens,
     )
     try:
         return build_vllm_config(options)

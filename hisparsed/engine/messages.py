@@ -11,6 +11,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 AdmissionOrder = Literal["arrival", "held-prefix-first"]
+Release = Literal["possible", "pinned"]
+"""Whether a node can give the memory of reserve blocks back to the operating system."""
 
 
 class _Message(BaseModel):
@@ -34,9 +36,23 @@ class GeometryReport(_Message):
     gpu_blocks: int
     hot_groups: int
     max_lease_blocks: int
+    min_lease_rows: int | None = None
+    """Hot rows of the smallest lease that serves every step; ``None`` means decode query
+    length x top-k."""
+    scratch_blocks: int = 0
+    """GPU blocks that all requests share for rows that do not fit their lease."""
     max_num_seqs: int
     row_bytes: int
     """Bytes of one KV row over all layers that share a top-k."""
+    max_step_tokens: int | None = None
+    """Most tokens that one step computes; ``None`` if not known."""
+
+
+class GhostReport(_Message):
+    """Tokens that a pool would have served with ``extra_blocks`` host blocks more; cumulative."""
+
+    extra_blocks: int
+    tokens: int
 
 
 class HostReport(_Message):
@@ -53,6 +69,26 @@ class HostReport(_Message):
     offload_stored_chunks: int
     offload_in_flight_chunks: int
     head_need_blocks: int
+    reserve_target_blocks: int = 0
+    reserve_blocks: int = 0
+    """Blocks that are lent to nobody."""
+    release: Release = "pinned"
+    released_bytes: int = 0
+    """Memory of reserve blocks that the operating system has back."""
+    given_back_blocks: int = 0
+    """Taken back from their tenants because nothing ran for want of them; cumulative."""
+    release_wanted: bool = False
+    """Whether the memory of reserve blocks is being given back."""
+    hisparse_ghost: list[GhostReport] = []
+    """Rising in ``extra_blocks``; empty where the node keeps no ghost list."""
+    offload_ghost: list[GhostReport] = []
+
+
+class LedgerViolation(_Message):
+    """``rule`` is a stable name; ``sentence`` has the figures."""
+
+    rule: str
+    sentence: str
 
 
 class RequestsReport(_Message):
@@ -65,6 +101,8 @@ class RequestsReport(_Message):
     finished: int
     held_back: int
     """Requests that the active admission limit, not memory, keeps waiting."""
+    oldest_wait_s: float | None = None
+    """How long the call that has waited longest has; ``None`` when none waits or unknown."""
     stalls_found: int = 0
     """Times that nothing ran though calls waited and memory was free."""
     stalls_resolved: int = 0
@@ -77,6 +115,24 @@ class MissCurvePoint(_Message):
 
     multiplier: float
     misses: float
+
+
+class LeasePointReport(_Message):
+    """With ``blocks`` hot blocks of a group, a request would load ``misses_per_step`` rows."""
+
+    blocks: int
+    misses_per_step: float
+
+
+class RequestHotReport(_Message):
+    """The hot buffer of one running request, in hot blocks of one group."""
+
+    request_id: str
+    lease_blocks: int
+    target_blocks: int
+    """What it was last told to have; the multiplier's lease where nothing was said."""
+    curve: list[LeasePointReport] = []
+    """Of its own misses, rising in ``blocks``; empty while they are not measured."""
 
 
 class HotReport(_Message):
@@ -93,6 +149,12 @@ class HotReport(_Message):
     h2d_bytes: int
     miss_curve: list[MissCurvePoint]
     """Of requests at the current lease: exact up to it, estimated above; empty if unknown."""
+    counted: bool = True
+    """False where the node counts no rows: the counters above mean nothing then."""
+    requests: list[RequestHotReport] = []
+    """The largest leases first, at most 256; empty where leases cannot differ."""
+    individual_leases: int = 0
+    """Running requests whose lease is not the multiplier's."""
 
 
 class EngineReport(_Message):
@@ -107,6 +169,8 @@ class EngineReport(_Message):
     gpu_resident_blocks: int = 0
     """GPU blocks that hold sparse-MLA pages of running requests."""
     waiting_for_blocks: bool
+    gpu_head_need_blocks: int | None = None
+    """GPU blocks that the head of the queue needs; ``None`` when none waits or unknown."""
     requests: RequestsReport
     hot: HotReport
     live_set_tokens: int
@@ -115,6 +179,9 @@ class EngineReport(_Message):
     max_running: int
     transition_watermark: int
     default_watermark: bool
+    violations: list[LedgerViolation] = Field(default_factory=list)
+    """Broken invariants of the host ledger; while there are any, the levers are frozen."""
+    violations_total: int = 0
     report_us: float
     """Engine-thread time that taking this report cost."""
 
@@ -164,7 +231,15 @@ class EngineCommand(_Message):
     """What to change; ``None`` leaves a lever alone. Applied between steps, all or nothing."""
 
     offload_target_blocks: int | None = Field(default=None, ge=0)
+    reserve_target_blocks: int | None = Field(default=None, ge=0)
+    release_reserve: bool | None = None
+    """Give the memory of reserve blocks back to the operating system, now and from now on."""
+    clear_violations: bool = False
+    """Check the whole ledger; if it is sound, levers work again. Refused if it is not."""
     multiplier: float | None = Field(default=None, gt=0)
+    hot_leases: dict[str, int] | None = None
+    """Hot blocks of one group by request, for nodes that report requests; others keep theirs.
+    Unknown requests are ignored: they have ended. Empty: all go back to the multiplier's."""
     transition_watermark: int | Literal["default"] | None = None
     admission: AdmissionCommand | None = None
     session_ttl_s: float | None = Field(default=None, gt=0)
@@ -175,6 +250,8 @@ class ApplyResult(_Message):
 
     offload_target_blocks: int
     lent_blocks: int
+    reserve_target_blocks: int = 0
+    reserve_blocks: int = 0
     multiplier: float
     lease_blocks: int
     transition_watermark: int

@@ -8,7 +8,9 @@ Not thread-safe: every call is made on the engine thread between or inside sched
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable
+from itertools import chain, islice
 from typing import cast
 
 from vllm.v1.kv_offload.base import (
@@ -26,6 +28,7 @@ from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from hisparsed.engine.chunks import ChunkLayout
+from hisparsed.engine.slots import FreeSlots
 
 
 class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
@@ -33,6 +36,8 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
 
     A recalled block gives up its idle chunks at once; with loads or stores in flight it is
     *draining*: its slots are no longer handed out and it is returned when the last ends.
+    After a cache reset, slots whose transfer vLLM has not flushed yet are *settling*: they hold
+    no chunk and are not handed out before ``settle``.
     """
 
     _layout: ChunkLayout | None
@@ -40,13 +45,15 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
     def start_unlent(self) -> None:
         """Turn a freshly built stock manager into one with no capacity."""
         self._layout = None
-        self._lent: dict[int, int] = {}  # block -> recency stamp
-        self._busy_slots: dict[int, int] = {}  # block -> slots that hold a chunk
-        self._key_of_chunk: dict[int, OffloadKey] = {}
+        self._lent: OrderedDict[int, None] = OrderedDict()  # usable blocks, coldest first
+        self._empty: OrderedDict[int, None] = OrderedDict()  # those of them without a chunk
         self._draining: set[int] = set()
         self._drained: list[int] = []
-        self._clock = 0
-        self._free_list.clear()
+        self._busy_slots: dict[int, int] = {}  # block -> slots with a chunk or settling
+        self._key_of_chunk: dict[int, OffloadKey] = {}
+        self._settling: dict[int, int] = {}  # chunk id -> reset after which it settles
+        self.resets = 0
+        self._free_list = FreeSlots()
         self._num_allocated_chunks = 0
         self._set_capacity()
 
@@ -64,7 +71,7 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
     @property
     def lent_blocks(self) -> int:
         """Host blocks held, draining ones included."""
-        return len(self._lent)
+        return len(self._lent) + len(self._draining)
 
     @property
     def draining_blocks(self) -> int:
@@ -77,18 +84,73 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
 
     @property
     def in_flight_chunks(self) -> int:
-        """Chunks that a load or store is using now."""
-        return len(self._key_of_chunk) - int(self._num_evictable_cache_chunks)
+        """Slots that a load or store is using now, settling ones included."""
+        idle = int(self._num_evictable_cache_chunks)
+        return len(self._key_of_chunk) - idle + len(self._settling)
+
+    # --- what a check of the ledger looks at -----------------------------------------
+
+    @property
+    def drained_blocks(self) -> int:
+        return len(self._drained)
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free_list)
+
+    @property
+    def evictable_chunks(self) -> int:
+        return int(self._num_evictable_cache_chunks)
+
+    @property
+    def write_pending_chunks(self) -> int:
+        return int(self._num_write_pending_chunks)
+
+    @property
+    def settling_slots(self) -> int:
+        return len(self._settling)
+
+    @property
+    def draining_busy_slots(self) -> int:
+        return sum(self._busy_slots[block] for block in self._draining)
+
+    def holds(self, block: int) -> bool:
+        return block in self._busy_slots
+
+    def is_draining(self, block: int) -> bool:
+        return block in self._draining
+
+    def free_slots_of(self, block: int) -> int:
+        return self._free_list.of_block(block)
+
+    def busy_slots_of(self, block: int) -> int:
+        return self._busy_slots[block]
+
+    def settling_slots_of(self, block: int) -> int:
+        return sum(chunk in self._settling for chunk in self.layout.chunk_ids(block))
+
+    def chunk_refs(self, block: int) -> tuple[int | None, ...]:
+        """Reference counts of the block's chunks: -1 a store, above 0 loads in flight."""
+        found: list[int | None] = []
+        for chunk_id in self.layout.chunk_ids(block):
+            key = self._key_of_chunk.get(chunk_id)
+            if key is not None:
+                chunk = self._policy.get(key)
+                known = chunk is not None and int(chunk.chunk_id) == chunk_id
+                found.append(int(chunk.ref_cnt) if known else None)
+        return tuple(found)
+
+    # --- moves ------------------------------------------------------------------------
 
     def lend(self, block_ids: Iterable[int]) -> None:
         """Add host blocks; their slots are free at once."""
-        blocks = list(block_ids)
-        for block in blocks:
-            if block in self._lent:
+        for block in block_ids:
+            if block in self._busy_slots:
                 raise RuntimeError(f"host block {block} is lent already")
-            self._lent[block] = self._clock
             self._busy_slots[block] = 0
-        self._free_list[:0] = self._slots_to_pop(blocks)
+            self._lent[block] = None
+            self._empty[block] = None
+            self._free_list.add(block, self.layout.chunk_ids(block))
         self._set_capacity()
 
     def recall(self, count: int) -> list[int]:
@@ -97,21 +159,21 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         Blocks with a transfer in flight start draining and count towards ``count``; they
         are handed out later by ``take_drained``.
         """
-        candidates = [block for block in self._lent if block not in self._draining]
-        candidates.sort(key=lambda block: (self._busy_slots[block] > 0, self._lent[block]))
-        victims = candidates[:count]
-        self._draining.update(victims)
-        condemned = set(victims)
-        self._free_list[:] = [
-            chunk for chunk in self._free_list if self.layout.locate(chunk)[0] not in condemned
-        ]
+        stored = (block for block in self._lent if block not in self._empty)
+        victims = list(islice(chain(self._empty, stored), count))
         evicted: list[OffloadKey] = []
         for block in victims:
-            evicted.extend(self._evict_idle(block))
-            if not self._busy_slots[block]:
+            del self._lent[block]
+            self._free_list.drop(block)
+            self._draining.add(block)
+            if block in self._empty:
+                del self._empty[block]
                 self._drained.append(block)
-        if evicted and self.events is not None:
-            self.events.append(OffloadingEvent(keys=evicted, medium=self.medium, removed=True))
+            else:
+                evicted.extend(self._evict_idle(block))
+        self._tell_evicted(evicted)
+        if victims:
+            self._set_capacity()
         return self.take_drained()
 
     def take_drained(self) -> list[int]:
@@ -119,23 +181,31 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         drained, self._drained = self._drained, []
         for block in drained:
             self._draining.discard(block)
-            del self._lent[block]
             del self._busy_slots[block]
-        if drained:
-            self._set_capacity()
         return drained
 
-    def _slots_to_pop(self, blocks: list[int]) -> list[int]:
-        # Popped from the end: slots fill in ascending order, block by block.
-        return [
-            chunk for block in reversed(blocks) for chunk in reversed(self.layout.chunk_ids(block))
-        ]
+    def forget_idle(self) -> None:
+        """Drop every chunk without a transfer: nothing can hit it any more."""
+        evicted: list[OffloadKey] = []
+        for block in [block for block, busy in self._busy_slots.items() if busy]:
+            evicted.extend(self._evict_idle(block))
+        self._tell_evicted(evicted)
+
+    def settle(self, reset: int) -> None:
+        """The workers have flushed what was in flight at reset number ``reset`` and before."""
+        for chunk_id in [chunk for chunk, number in self._settling.items() if number <= reset]:
+            del self._settling[chunk_id]
+            self._release_slot(chunk_id)
+
+    def has_pending_work(self) -> bool:
+        """An idle engine must step once more, or the flush would wait for the next request."""
+        return bool(self._settling) or bool(super().has_pending_work())
 
     def _set_capacity(self) -> None:
         # The stock bookkeeping sees every lent slot as allocated once: what is free is
         # exactly its free list, so none of its own arithmetic has to change.
-        usable = len(self._lent) - len(self._draining)
-        slots = usable * (self._layout.chunks_per_block if self._layout is not None else 0)
+        per_block = self._layout.chunks_per_block if self._layout is not None else 0
+        slots = len(self._lent) * per_block
         self._num_chunks = slots
         self._num_allocated_chunks = slots
         self._policy.cache_capacity = slots
@@ -151,15 +221,24 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
                 continue
             self._policy.remove(key)
             self._num_evictable_cache_chunks -= 1
-            self._release_slot(chunk_id)
+            self._free_chunk(chunk)
             evicted.append(key)
         return evicted
 
-    def _release_slot(self, chunk_id: int) -> int:
+    def _tell_evicted(self, keys: list[OffloadKey]) -> None:
+        if keys and self.events is not None:
+            self.events.append(OffloadingEvent(keys=keys, medium=self.medium, removed=True))
+
+    def _release_slot(self, chunk_id: int) -> None:
+        """A slot that was busy is not any more: free it, or let its draining block end."""
         block, _ = self.layout.locate(chunk_id)
-        del self._key_of_chunk[chunk_id]
         self._busy_slots[block] -= 1
-        return block
+        if block in self._lent:
+            self._free_list.put(block, chunk_id)
+            if not self._busy_slots[block]:
+                self._empty[block] = None
+        elif not self._busy_slots[block]:
+            self._drained.append(block)
 
     def _trim_draining(self, keys: Collection[OffloadKey]) -> None:
         if not self._draining:
@@ -169,39 +248,34 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
             chunk = self._policy.get(key)
             if chunk is not None:
                 blocks.add(self.layout.locate(int(chunk.chunk_id))[0])
+        evicted: list[OffloadKey] = []
         for block in blocks & self._draining:
-            self._evict_idle(block)
-            if not self._busy_slots[block] and block not in self._drained:
-                self._drained.append(block)
+            evicted.extend(self._evict_idle(block))
+        self._tell_evicted(evicted)
 
     def _touch_block(self, chunk_id: int) -> None:
-        self._clock += 1
         block, _ = self.layout.locate(chunk_id)
         if block in self._lent:
-            self._lent[block] = self._clock
+            self._lent.move_to_end(block)
 
     # --- the stock manager's hooks -------------------------------------------------
-
-    def _get_num_free_chunks(self) -> int:
-        return len(self._free_list)
 
     def _allocate_chunks(self, keys: list[OffloadKey]) -> list[ChunkStatus]:
         chunks = []
         for key in keys:
-            chunk_id = self._free_list.pop()
+            chunk_id = self._free_list.take()
+            block, _ = self.layout.locate(chunk_id)
             self._key_of_chunk[chunk_id] = key
-            self._busy_slots[self.layout.locate(chunk_id)[0]] += 1
-            self._touch_block(chunk_id)
+            self._busy_slots[block] += 1
+            self._empty.pop(block, None)
+            self._lent.move_to_end(block)
             chunks.append(ChunkStatus(chunk_id))
         return chunks
 
     def _free_chunk(self, chunk: ChunkStatus) -> None:
         chunk_id = int(chunk.chunk_id)
-        block = self._release_slot(chunk_id)
-        if block not in self._draining:
-            self._free_list.append(chunk_id)
-        elif not self._busy_slots[block] and block not in self._drained:
-            self._drained.append(block)
+        del self._key_of_chunk[chunk_id]
+        self._release_slot(chunk_id)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         chunk = self._policy.get(key)
@@ -226,12 +300,24 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         self._trim_draining(keys)
 
     def reset_cache(self) -> None:
+        """Forget every chunk. Slots with a transfer in flight settle first."""
+        self.resets += 1
+        for chunk_id, key in self._key_of_chunk.items():
+            chunk = self._policy.get(key)
+            if chunk is None or chunk.ref_cnt != 0:
+                self._settling[chunk_id] = self.resets
         super().reset_cache()
         self._key_of_chunk.clear()
-        self._busy_slots = dict.fromkeys(self._lent, 0)
-        self._drained = list(self._draining)
-        usable = [block for block in self._lent if block not in self._draining]
-        self._free_list[:] = self._slots_to_pop(usable)
+        self._busy_slots = dict.fromkeys(self._busy_slots, 0)
+        for chunk_id in self._settling:
+            self._busy_slots[self.layout.locate(chunk_id)[0]] += 1
+        self._empty = OrderedDict.fromkeys(
+            block for block in self._lent if not self._busy_slots[block]
+        )
+        for block in self._lent:
+            slots = self.layout.chunk_ids(block)
+            self._free_list.add(block, (slot for slot in slots if slot not in self._settling))
+        self._drained = [block for block in self._draining if not self._busy_slots[block]]
         self._set_capacity()
 
 

@@ -17,21 +17,28 @@ CONTROL_METHOD = "hisparsed_control"
 def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str, Any]:
     """Serve one control call on the engine thread, between steps.
 
-    ``action`` is ``report`` or ``apply``; raises ``ValueError`` on others and on bad
+    ``action`` is ``report``, ``apply`` or ``requests``; raises ``ValueError`` on others and on bad
     payloads, which reaches the caller while the engine lives on.
     """
     from hisparsed.engine.messages import EngineCommand
     from hisparsed.engine.worker_report import WorkerReport
 
     scheduler, executor = engine_core.scheduler, engine_core.model_executor
+    release_host = getattr(executor, "release_host", None)
     if action == "report":
         counted = getattr(executor, "hot_report", WorkerReport)
-        result = scheduler.hisparsed_report(counted())
+        result = scheduler.hisparsed_report(counted(), release_host)
     elif action == "apply":
         command = EngineCommand.model_validate(payload)
-        result = scheduler.hisparsed_apply(command, getattr(executor, "resize_hot", None))
+        resize_hot = getattr(executor, "resize_hot", None)
+        result = scheduler.hisparsed_apply(command, resize_hot, release_host)
+    elif action == "requests":
+        rows = getattr(executor, "hot_rows", dict)
+        result = scheduler.hisparsed_requests(rows())
     else:
-        raise ValueError(f"control action {action!r} is unknown; use 'report' or 'apply'")
+        raise ValueError(
+            f"control action {action!r} is unknown; use 'report', 'apply' or 'requests'"
+        )
     answer: dict[str, Any] = result.model_dump()
     return answer
 
@@ -42,7 +49,9 @@ def register() -> None:
         return
     from vllm.v1.engine.core import EngineCore
 
+    from hisparsed.engine.log_forward import forward_logs
     from hisparsed.engine.parent_watch import end_with_parent
 
     end_with_parent()
+    forward_logs()
     setattr(EngineCore, CONTROL_METHOD, control)

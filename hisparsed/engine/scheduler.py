@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -19,6 +19,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from hisparsed.engine.control import EngineControl, ResizeHot
+from hisparsed.engine.host_memory import ReleaseHost
 from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport, RequestTable
 from hisparsed.engine.request_table import HotRows, request_table
 from hisparsed.engine.stall import Remedy, StallWatch, StepPicture
@@ -31,6 +32,10 @@ class ControlledScheduler:
     """Mixin before a vLLM scheduler class."""
 
     hisparsed: EngineControl
+    clock_s: Callable[[], float] = staticmethod(time.monotonic)
+    """Monotonic seconds; a node with a virtual clock sets its own on the instance."""
+    wall_clock_s: Callable[[], float] = staticmethod(time.time)
+    """The clock that vLLM stamps arrivals with."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,14 +44,16 @@ class ControlledScheduler:
         self.hisparsed = EngineControl(self)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self.hisparsed.before_schedule(time.monotonic())
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        self.hisparsed.before_schedule(self.clock_s())
+        with self.hisparsed.host.scheduling():
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self.hisparsed.after_schedule(output)
         self._relieve_stall(output.total_num_scheduled_tokens)
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        self.hisparsed.host.output_taken()
         for request in self._given_up:
             of_client = outputs.setdefault(request.client_index, EngineCoreOutputs())
             of_client.outputs.append(
@@ -62,7 +69,7 @@ class ControlledScheduler:
     def _relieve_stall(self, scheduled_tokens: int) -> None:
         scheduler: Any = self
         picture = StepPicture(
-            now_s=time.monotonic(),
+            now_s=self.clock_s(),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             scheduled_tokens=scheduled_tokens,
@@ -96,11 +103,11 @@ class ControlledScheduler:
         known = request.request_id in self.requests  # type: ignore[attr-defined]
         super().add_request(request)  # type: ignore[misc]
         if not known:
-            self.hisparsed.request_added(request, time.monotonic())
+            self.hisparsed.request_added(request, self.clock_s())
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         result = super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
-        self.hisparsed.request_freed(request, time.monotonic())
+        self.hisparsed.request_freed(request, self.clock_s())
         return result
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
@@ -109,17 +116,24 @@ class ControlledScheduler:
 
     def waited_s(self, request: Any) -> float:
         """Seconds since ``request`` arrived; vLLM stamps arrivals with the wall clock."""
-        return max(0.0, time.time() - float(request.arrival_time))
+        return max(0.0, self.wall_clock_s() - float(request.arrival_time))
 
-    def hisparsed_report(self, workers: WorkerReport) -> EngineReport:
+    def hisparsed_report(
+        self, workers: WorkerReport, release_host: ReleaseHost | None = None
+    ) -> EngineReport:
         started = time.perf_counter()
-        report = self.hisparsed.report(time.monotonic(), workers)
+        report = self.hisparsed.report(self.clock_s(), workers, release_host)
         elapsed_us = (time.perf_counter() - started) * 1e6
         return report.model_copy(update={"report_us": elapsed_us})
 
-    def hisparsed_apply(self, command: EngineCommand, resize_hot: ResizeHot | None) -> ApplyResult:
+    def hisparsed_apply(
+        self,
+        command: EngineCommand,
+        resize_hot: ResizeHot | None,
+        release_host: ReleaseHost | None = None,
+    ) -> ApplyResult:
         started = time.perf_counter()
-        result = self.hisparsed.apply(command, resize_hot)
+        result = self.hisparsed.apply(command, resize_hot, release_host)
         return result.model_copy(update={"apply_us": (time.perf_counter() - started) * 1e6})
 
     def hisparsed_requests(self, hot: Mapping[str, HotRows]) -> RequestTable:

@@ -34,11 +34,11 @@ def test_shipped_document_is_valid() -> None:
 
 def test_shipped_document_states_the_defaults() -> None:
     loaded = load_node_config(shipped_config("hisparsed.yaml"), memory_bytes=MEMORY)
-    assert loaded.value.reference == NodeConfig(host_budget=1).reference
-    assert loaded.value.api == NodeConfig(host_budget=1).api
-    assert loaded.value.metrics == NodeConfig(host_budget=1).metrics
-    assert loaded.value.log == NodeConfig(host_budget=1).log
-    assert loaded.value.drain_timeout == NodeConfig(host_budget=1).drain_timeout
+    assert loaded.value.reference == NodeConfig(host_budget=2**30).reference
+    assert loaded.value.api == NodeConfig(host_budget=2**30).api
+    assert loaded.value.metrics == NodeConfig(host_budget=2**30).metrics
+    assert loaded.value.log == NodeConfig(host_budget=2**30).log
+    assert loaded.value.drain_timeout == NodeConfig(host_budget=2**30).drain_timeout
 
 
 def test_relative_paths_start_at_the_document(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_config_is_frozen(tmp_path: Path) -> None:
     [
         ("node: auto\n", 1, "host_budget: is missing; add host_budget: the host memory of both "
          "pools together, such as 384GiB"),
-        ("host_budget: 384\nhost_bugdet: 1GiB\n", 2, "host_bugdet: is not a known key; "
+        ("host_budget: 384GiB\nhost_bugdet: 1GiB\n", 2, "host_bugdet: is not a known key; "
          "did you mean host_budget?"),
         ("host_budget: 4 GB/s\n", 1, 'host_budget: "4 GB/s" is not a size; write a number with a '
          "unit such as 4GiB"),

@@ -227,7 +227,7 @@ class Node:
         )
         self.journal = Journal(writer, run="run-1")
         announcer = Announcer(self.journal, self.broadcast, wall_clock=wall)
-        self.operator = Operator(self.source, self.overrides, announcer)
+        self.operator = Operator(self.source, self.overrides, announcer, wall_clock=wall)
         self.board = Board(
             info,
             self.source,

@@ -48,7 +48,7 @@ async def test_a_policy_that_the_node_cannot_keep_stops_the_start(
     make_node: Callable[[str], Any],
 ) -> None:
     node = make_node("version: 1\nhot: {min: 8, max: 9, start: 8}\n")
-    with pytest.raises(UserError, match=r"policy\.yaml: hot\.min is 8\.0"):
+    with pytest.raises(UserError, match=r"policy\.yaml:2: hot\.min is 8\.0"):
         await node.loop.start()
     assert node.engine.commands == []
 

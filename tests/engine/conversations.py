@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hisparsed.engine.plugin import control
+from hisparsed.engine.reference.handoff.worker import HandoffOptions
 from hisparsed.engine.reference.tokenizer import model_config, write_model_folder
 from hisparsed.engine.reference.vllm_config import ReferenceOptions, build_vllm_config
 
@@ -32,6 +33,10 @@ class EngineShape:
     max_multiplier: int = 4
     ack_lag_steps: int = 1
     seed: int = 7
+    speculative_tokens: int = 0
+    block_size: int = BLOCK
+    eager_host_mirror: bool = True
+    handoff: HandoffOptions | None = None
 
 
 def build_engine(folder: Path, shape: EngineShape) -> Any:
@@ -52,15 +57,18 @@ def build_engine(folder: Path, shape: EngineShape) -> Any:
         model_folder=model_folder,
         host_budget_bytes=shape.host_budget_bytes,
         gpu_blocks=shape.gpu_blocks,
-        max_lease_rows=shape.max_multiplier * TOPK,
+        max_lease_rows=shape.max_multiplier * TOPK * (1 + shape.speculative_tokens),
         max_model_len=shape.max_model_len,
-        block_size=BLOCK,
+        block_size=shape.block_size,
         max_num_seqs=shape.max_num_seqs,
         max_num_batched_tokens=shape.max_num_batched_tokens,
         ack_lag_steps=shape.ack_lag_steps,
         threads=1,
         served_model_name="reference",
         engine_args={},
+        speculative_tokens=shape.speculative_tokens,
+        eager_host_mirror=shape.eager_host_mirror,
+        handoff=shape.handoff,
     )
     return LLMEngine.from_vllm_config(build_vllm_config(options))
 

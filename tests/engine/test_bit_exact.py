@@ -118,21 +118,9 @@ class WatchedLeases:
 
 
 def check_ledger(engine: Any) -> None:
-    """Every host block has one tenant, and the cheap counters equal a full walk."""
+    """Every invariant of the ledger, and the count of pages that are only on the host."""
     control = core_of(engine).scheduler.hisparsed
-    pool, manager = control._host_pool, control._offload
-    lent = set(manager._lent)
-    free = {block.block_id for block in pool.free_block_queue.get_all_free_blocks()}
-    assert not lent & free
-    assert all(pool.blocks[block].ref_cnt == 1 for block in lent)
-    assert all(pool.blocks[block].block_hash is None for block in lent)
-    assert pool.idle_cached_blocks == pool.walk_idle_cached_blocks()
-    counts = control.ledger.counts()
-    assert counts.hisparse_capacity + counts.lent == counts.budget
-    assert counts.lent <= counts.budget - control.ledger.floor_blocks
-    slots = set(manager._free_list) | set(manager._key_of_chunk)
-    assert len(slots) == len(manager._free_list) + len(manager._key_of_chunk)
-    assert {manager.layout.locate(chunk)[0] for chunk in slots} <= lent
+    assert control.host.watch.look_at_everything() == []
     for resident in control._resident:
         for request in core_of(engine).scheduler.running:
             row = resident.get_residency_row(request.request_id)

@@ -14,6 +14,7 @@ from lockstep import Lockstep, Shape
 
 from hisparsed.kernels import backends, torch_gather, triton_backend
 from hisparsed.kernels.api import Geometry, Resolution, ResolverState, RowLayout, gather, reset
+from hisparsed.kernels.step import Step
 from hisparsed.kernels.triton_errors import latch, raise_latched
 from hisparsed.kernels.triton_workspace import workspace
 
@@ -102,14 +103,16 @@ def refused_step() -> tuple[ResolverState, Resolution]:
     out = Resolution.create(2, 3)
     launches = triton_backend.resolve_launches(
         state,
-        Geometry(4, 4, 100, 100),
-        ints([[0, 9, 1], [2, 3, 5]]),
-        ints([0, 1]),
-        ints([0, 1]),
-        ints([[1, 2, 3], [3, 4, 5]]),
-        ints([[0, 0, 60], [0, 0, 0]]),
-        ints([[10, 0], [12, 13]]),
-        None,
+        Step(
+            Geometry(4, 4, 100, 100),
+            topk=ints([[0, 9, 1], [2, 3, 5]]),
+            request_ids=ints([0, 1]),
+            state_of_request=ints([0, 1]),
+            source_table=ints([[1, 2, 3], [3, 4, 5]]),
+            resident_table=ints([[0, 0, 60], [0, 0, 0]]),
+            hot_table=ints([[10, 0], [12, 13]]),
+            scratch_table=None,
+        ),
         out,
     )
     for launch in launches:

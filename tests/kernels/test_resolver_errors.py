@@ -57,7 +57,7 @@ def good_call(**changes: Any) -> dict[str, Any]:
         ({"request_ids": ints([0, 7])}, r"row 1: request id 7 is not in state_of_request"),
         ({"state_of_request": ints([0, 2])}, r"request 1: state row 2 does not exist"),
         ({"out": Resolution.create(2, 3)}, r"out is made for a top-k of 3, topk has 2"),
-        ({"out": Resolution.create(1, 2)}, r"2 rows do not fit outputs made for 1"),
+        ({"out": Resolution.create(1, 2)}, r"rows 0 to 2 do not fit outputs made for 1"),
         (
             {
                 "geometry": Geometry(4, 2000, 2**21, 100),

@@ -69,7 +69,7 @@ def test_a_peak_in_the_window_keeps_the_order(kit) -> None:
 
 
 def test_no_session_no_pressure(kit) -> None:
-    assert last(kit, policy(), kit.idle_snapshot(), 0).reason is Reason.NOT_KV_PRESSURE
+    assert last(kit, policy(), kit.idle_snapshot(), 0).reason is Reason.NO_TRAFFIC
 
 
 def test_no_reach_at_all_engages(kit) -> None:

@@ -12,6 +12,8 @@ from hisparsed.policy.bounds import (
     lease_blocks,
     one_request_blocks,
     problems,
+    reserve_blocks,
+    shared_blocks,
     split_bounds,
     start_blocks,
 )
@@ -70,6 +72,67 @@ def test_multiplier_never_above_what_the_node_leases(kit) -> None:
     assert hot_bounds(policy(), narrow).max_blocks == 40
 
 
+@pytest.mark.parametrize(
+    ("sections", "geometry"),
+    [
+        ({"hot": {"step": 5}}, {}),
+        ({"watermark": {"value": 20_000}}, {}),
+        ({"admission": {"max_context": 16_384}}, {}),
+        ({"hot": {"min": 0.25}}, {"decode_query_len": 4, "min_lease_rows": 2_048}),
+        ({"hot": {"min": 1}}, {"topk": 100}),
+        ({"pools": {"offload": {"floor": "10%"}, "reserve": "40%"}}, {}),
+    ],
+)
+def test_what_just_fits_is_no_problem(
+    kit, sections: dict[str, Any], geometry: dict[str, int]
+) -> None:
+    assert problems(policy(**sections), dataclasses.replace(kit.geometry, **geometry)) == ()
+
+
+def test_the_multiplier_may_go_down_to_top_k_where_scratch_takes_the_rest(kit) -> None:
+    """Four rows a step: 1x top-k is a quarter of the worst case that vLLM reserves."""
+    four = dataclasses.replace(kit.geometry, decode_query_len=4, max_lease_blocks=640)
+    scratch = dataclasses.replace(four, min_lease_rows=four.topk)
+    least = policy(hot={"min": 0.25})
+    assert hot_bounds(least, four).min_blocks == 128
+    assert hot_bounds(least, scratch).min_blocks == 32
+
+
+def test_the_reserve_is_neither_pools(kit) -> None:
+    made = policy(pools={"reserve": "20%"})
+    assert reserve_blocks(made, kit.geometry) == 2_000
+    assert shared_blocks(made, kit.geometry) == 8_000
+    assert split_bounds(made, kit.geometry).high_blocks == 3_000
+    # Equal reach with margin of 8,000 blocks, and a dead band of 25.
+    assert start_blocks(made, kit.geometry) == 500 + 25
+
+
+def test_one_request_outranks_the_reserve(kit) -> None:
+    tiny = dataclasses.replace(kit.geometry, budget_blocks=300)
+    made = policy(pools={"hisparse": {"floor": 0}, "offload": {"floor": 0}, "reserve": "90%"})
+    assert reserve_blocks(made, tiny) == 300 - 258
+
+
+@pytest.mark.parametrize(
+    ("pools", "bound", "words"),
+    [
+        ({"hisparse": {"ceiling": "80%"}}, "low", "the HiSparse pool's ceiling"),
+        ({"offload": {"floor": "20%"}}, "low", "the offload pool's floor"),
+        ({"offload": {"ceiling": "20%"}}, "high", "the offload pool's ceiling"),
+        ({"hisparse": {"floor": "90%"}}, "high", "the HiSparse pool's floor"),
+        (
+            {"hisparse": {"floor": 0}, "offload": {"ceiling": 1}},
+            "high",
+            "one request at max_model_len",
+        ),
+    ],
+)
+def test_a_bound_is_called_by_what_sets_it(
+    kit, pools: dict[str, Any], bound: str, words: str
+) -> None:
+    assert getattr(split_bounds(policy(pools=pools), kit.geometry), f"{bound}_words") == words
+
+
 def test_shipped_defaults_have_no_problem(kit) -> None:
     assert problems(policy(), kit.geometry) == ()
 
@@ -94,6 +157,30 @@ def test_shipped_defaults_have_no_problem(kit) -> None:
             "they must cover the budget of 10000",
         ),
         ({"hot": {"min": 2}}, {"max_lease_blocks": 33}, "can lease at most 1.03125x; lower it"),
+        (
+            {"hot": {"min": 0.5}},
+            {"decode_query_len": 4},
+            "needs 8192 hot rows of its own; raise hot.min to at least 1",
+        ),
+        (
+            {"hot": {"min": 0.24}},
+            {"decode_query_len": 4, "min_lease_rows": 2_048},
+            "needs 2048 hot rows of its own; raise hot.min to at least 0.25",
+        ),
+        ({"hot": {"step": 1_000}}, {}, "hot.step is 1000, more than the 5x that this node can"),
+        ({"watermark": {"value": 20_001}}, {}, "but the GPU pool has 20000"),
+        ({"admission": {"max_context": 16_385}}, {}, "but the model ends at 16384"),
+        (
+            {
+                "pools": {
+                    "hisparse": {"floor": "60%"},
+                    "offload": {"floor": "10%"},
+                    "reserve": "15GiB",
+                }
+            },
+            {},
+            "lower pools.reserve to at most 3000 blocks",
+        ),
     ],
 )
 def test_problems_name_keys_values_and_what_is_right(

@@ -160,6 +160,7 @@ def test_multiplier_settles_where_the_pool_fits(kit) -> None:
             gpu__free_blocks=free,
             gpu__total_blocks=31_900,
             gpu__waiting_for_blocks=free == 0,
+            requests__waiting=int(free < 1_000),
             hot__references_total=10_000 * tick,
             hot__loads_total=1_000 * tick,
             hot__h2d_bytes_total=6_400_000 * tick,

@@ -112,19 +112,33 @@ def test_a_stale_report_moves_nothing_and_leaves_no_trace(
     assert (memory == Memory()) is stale
 
 
-def test_a_restarted_engine_clears_memory(kit) -> None:
+def test_a_restarted_engine_clears_what_was_observed_and_a_clock_set_back_the_moves_too(
+    kit,
+) -> None:
     snapshots = kit.held_for(kit.idle_snapshot(lent=300), 30, tokens__prompt_total=10)
     memory = Memory()
     for snapshot in snapshots:
         _, memory = decide(policy(), snapshot, memory)
     assert memory.split.last_at_s is not None
-    for again in (
-        kit.change(snapshots[-1], at_s=1.0),
-        kit.change(snapshots[-1], tokens__prompt_total=0),
+    for changes, keeps_moves in (
+        ({"at_s": 1.0}, False),
+        ({"tokens__prompt_total": 0}, True),
+        ({"tokens__prompt_total": 10**6, "requests__finished_total": -1}, True),
     ):
-        _, fresh = decide(policy(mode="advise"), again, memory)
-        assert fresh.split.last_at_s is None
+        _, fresh = decide(policy(mode="advise"), kit.change(snapshots[-1], **changes), memory)
+        assert (fresh.split.last_at_s is not None) is keeps_moves
         assert fresh.signals.split_in_use_blocks.observed_s == 0.0
+
+
+def test_a_clock_that_jumps_ahead_starts_the_windows_anew(kit) -> None:
+    memory = Memory()
+    for snapshot in kit.held_for(kit.idle_snapshot(), 90):
+        _, memory = decide(policy(), snapshot, memory)
+    assert memory.signals.split_tokens_total.full(60.0)
+    later = kit.change(snapshot, at_s=snapshot.at_s + 5.1)
+    _, jumped = decide(policy(), later, memory)
+    assert jumped.signals.split_tokens_total.observed_s == 0.0
+    assert jumped.signals.queue_finished_total.observed_s == 0.0
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,17 @@ def test_plain_zero_and_one_are_shares_not_bytes(whole: int) -> None:
         ),
         ({"rebalance": {"step": 0.0}}, ("rebalance", "step"), "greater_than"),
         ({"hot": {"min": 3.0, "max": 2.0}}, ("hot", "max"), "max_below_min"),
-        ({"hot": {"min": 0.5}}, ("hot", "min"), "greater_than_equal"),
+        ({"hot": {"min": 0.0}}, ("hot", "min"), "greater_than"),
+        (
+            {"admission": {"ageing": "11m"}},
+            ("admission", "ageing"),
+            "ageing_above_max_wait",
+        ),
+        (
+            {"pools": {"offload": {"floor": "10%"}, "reserve": "41%"}},
+            ("pools", "reserve"),
+            "reserve_exceeds_budget",
+        ),
         ({"hot": {"start": 5.0}}, ("hot", "start"), "start_out_of_range"),
         (
             {"hot": {"free_low": "20%", "free_high": "20%"}},
@@ -122,7 +132,7 @@ def test_messages_show_values_as_operators_write_them() -> None:
         policy(pools={"hisparse": {"floor": 0.6}, "offload": {"floor": "50%"}})
     with pytest.raises(ValidationError, match="the ceiling 1GiB is below the floor 2GiB"):
         policy(pools={"offload": {"floor": 2 * 2**30, "ceiling": "1GiB"}})
-    with pytest.raises(ValidationError, match=r"is under two ticks of 3s.*use at least 6s"):
+    with pytest.raises(ValidationError, match=r"is under twice the tick 3s.*use at least 6s"):
         policy(tick="3s", stale_after="5s")
 
 

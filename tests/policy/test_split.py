@@ -42,17 +42,11 @@ def last(kit, made: Policy, snapshot, seconds: int = 60, memory: Memory | None =
     for one in kit.held_for(snapshot, seconds, tokens__prompt_total=100):
         decision, following = decide(made, one, memory)
         # Acting is not applied here, so a move must not count as one.
-        memory = (
-            following
-            if not decision.of(Lever.SPLIT).acts
-            else Memory(
-                following.last_at_s,
-                following.last_tokens_total,
-                following.signals,
-                memory.split,
-                following.multiplier,
+        if decision.of(Lever.SPLIT).acts:
+            following = dataclasses.replace(
+                following, split=memory.split, expectation=memory.expectation
             )
-        )
+        memory = following
     return decision.of(Lever.SPLIT)
 
 
@@ -100,10 +94,10 @@ def test_thrift_waits_for_a_full_window(kit, seconds: int, reason: Reason) -> No
     assert last(kit, policy(), busy_snapshot(kit, 4_000), seconds).reason is reason
 
 
-def test_thrift_on_an_idle_node_is_not_kv_pressure(kit) -> None:
+def test_thrift_on_an_idle_node_is_no_traffic(kit) -> None:
     idle = busy_snapshot(kit, 4_000, requests__running=0)
     still = kit.reasons_over(policy(), kit.held_for(idle, 60), Lever.SPLIT)
-    assert still[-1].reason is Reason.NOT_KV_PRESSURE
+    assert still[-1].reason is Reason.NO_TRAFFIC
     # Traffic in the window is pressure enough, and so is a waiting request.
     assert last(kit, policy(), idle).reason is BEYOND
     waiting = kit.change(idle, requests__waiting=1)
@@ -244,7 +238,7 @@ def test_chunks_in_flight_are_not_recalled(kit) -> None:
     memory = Memory()
     for one in kit.held_for(quiet, 60, tokens__prompt_total=1):
         _, memory = decide(policy(mode="advise"), one, memory)
-    proposal = propose_split(policy(), kit.change(busy, at_s=one.at_s), memory)
+    proposal, _ = propose_split(policy(), kit.change(busy, at_s=one.at_s), memory)
     assert proposal.reason is Reason.LIMITED_BY_IN_USE
     assert proposal.wanted == 4_000
 
@@ -271,5 +265,64 @@ def test_sentence_carries_values_and_reason(kit) -> None:
     decision = last(kit, policy(), busy_snapshot(kit, 300), seconds=0)
     assert decision.sentence == (
         "Lend the offload pool 657 host blocks instead of 300, because 625 are the fewest "
-        "whose reach is the HiSparse reach and a margin of 20%, and 300 fall short."
+        "whose reach is the HiSparse reach and a margin of 20%, and 300 fall short; that should "
+        "add 252352 tokens of reach."
     )
+
+
+@pytest.mark.parametrize(
+    ("pools", "lent", "words"),
+    [
+        (
+            {"hisparse": {"ceiling": "80%"}},
+            2_000,
+            "the HiSparse pool's ceiling keeps at least 2000",
+        ),
+        ({"offload": {"ceiling": "4%"}}, 400, "the offload pool's ceiling allows at most 400"),
+    ],
+)
+def test_the_sentence_names_the_bound_and_its_pool(
+    kit, pools: dict[str, Any], lent: int, words: str
+) -> None:
+    assert words in last(kit, policy(pools=pools), busy_snapshot(kit, lent)).sentence
+
+
+def reserving(kit, **changes: Any):
+    made = policy(pools={"reserve": "20%", "release_reserve": True})
+    node = busy_snapshot(kit, 525, **changes)
+    return decide(made, node, Memory())[0]
+
+
+def test_a_new_reserve_is_put_in_force_with_both_pools(kit) -> None:
+    decision = reserving(kit, reserve__can_release=True)
+    commands = decision.commands
+    assert decision.of(Lever.SPLIT).reason is Reason.POLICY_VALUE
+    assert commands.reserve_target_blocks == 2_000
+    assert commands.offload_target_blocks == 525
+    assert commands.hisparse_target_blocks == 7_475
+    assert commands.release_reserve is True
+
+
+def test_a_reserve_in_force_is_left_alone(kit) -> None:
+    in_force = {
+        "reserve__target_blocks": 2_000,
+        "reserve__can_release": True,
+        "reserve__releasing": True,
+    }
+    assert reserving(kit, **in_force).of(Lever.SPLIT).reason is Reason.IN_DEAD_BAND
+    held = reserving(kit, **{**in_force, "reserve__releasing": False})
+    assert held.commands.release_reserve is True
+
+
+def test_pinned_memory_stays_and_the_sentence_says_so(kit) -> None:
+    decision = reserving(kit)
+    assert decision.commands.release_reserve is False
+    assert "cannot give it back" in decision.of(Lever.SPLIT).sentence
+    settled = reserving(kit, reserve__target_blocks=2_000)
+    assert settled.of(Lever.SPLIT).reason is Reason.IN_DEAD_BAND
+
+
+def test_putting_a_reserve_in_force_is_no_move_of_the_split(kit) -> None:
+    made = policy(pools={"reserve": "20%"})
+    _, memory = decide(made, busy_snapshot(kit, 525), Memory())
+    assert memory.split.last_at_s is None

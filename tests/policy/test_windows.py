@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from hisparsed.policy.windows import Window
+import pytest
+
+from hisparsed.policy.windows import Ewma, Window
 
 
 def filled(values: list[float], span_s: float, step_s: float = 1.0) -> Window:
@@ -52,3 +54,22 @@ def test_memory_is_bounded() -> None:
     window = filled([float(i) for i in range(5_000)], 3_600.0)
     assert len(window.buckets) <= 50
     assert window.high - window.low >= 3_600
+
+
+def test_a_rate_needs_two_moments() -> None:
+    assert filled([5.0], 10.0).rate_per_s is None
+    assert filled([0.0, 3.0, 6.0, 9.0], 10.0).rate_per_s == 3.0
+    assert Window().rate_per_s is None
+
+
+def test_a_smoothed_value_closes_in_with_its_time_constant() -> None:
+    smooth = Ewma().push(0.0, 10.0, 60.0, 5.0)
+    assert smooth.value == 10.0
+    for second in range(1, 61):
+        smooth = smooth.push(float(second), 20.0, 60.0, 5.0)
+    assert smooth.value == pytest.approx(20 - 10 / 2.718281828, rel=1e-6)
+
+
+def test_a_smoothed_value_starts_anew_after_a_gap() -> None:
+    assert Ewma(10.0, 0.0).push(5.1, 2.0, 60.0, 5.0).value == 2.0
+    assert Ewma().value is None

@@ -1,15 +1,21 @@
 """The worker side of vLLM's KV connectors on the reference node, in step order.
 
 HiSparse: host block copies, page transfers (also restores after an import) and row mirrors,
-acknowledged after a configurable number of steps, as a DMA engine would. Offloading: vLLM's
-own worker class over ``LentChunkWorker``. Metadata comes as MultiConnector's tuple.
+acknowledged after a configurable number of steps, as a DMA engine would. Hand-over, where the
+node takes part in it: ``HandoffConnector``. Offloading: vLLM's own worker class over
+``LentChunkWorker``. Metadata comes as MultiConnector's tuple.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorRole,
+    KVConnectorTransferResults,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.connector import (
     HiSparseConnectorMetadata,
     HiSparseConnectorWorkerMetadata,
@@ -25,25 +31,36 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.outputs import KVConnectorOutput
 
+from hisparsed.engine.reference.handoff.connector import HandoffConnector
 from hisparsed.engine.reference.offload import ReferenceOffloadingSpec
 from hisparsed.engine.reference.store import KVStore
 
 
 class HiSparseTransfers:
-    """Page transfers in flight. A copy is made when it is acknowledged, which is the
-    latest moment vLLM allows: a page handed out too early would show."""
+    """Row mirrors and page transfers in flight, as ``eager_host_mirror`` divides the work.
 
-    def __init__(self, store: KVStore, ack_lag_steps: int) -> None:
+    With it every row written is mirrored at once, and a page that goes to the host moves
+    nothing. Without it decode rows wait for their page, and the page is copied when its
+    transfer is acknowledged, which is the latest moment vLLM allows: one handed out too
+    early would show.
+    """
+
+    def __init__(self, store: KVStore, ack_lag_steps: int, eager_host_mirror: bool) -> None:
         self._store = store
         self._lag = ack_lag_steps
+        self._eager = eager_host_mirror
         self._in_flight: deque[tuple[int, Any]] = deque()
         self._step = 0
         self._copied: list[int] = []
         self._mirrors: list[Any] = []
         self._restored: list[int] = []
         self.mirrored_bytes = 0
+        self.spilled_pages = 0
 
-    def before_forward(self, metadata: HiSparseConnectorMetadata) -> None:
+    def before_forward(
+        self, metadata: HiSparseConnectorMetadata, decoding: Collection[str]
+    ) -> None:
+        """``decoding``: requests whose rows of this step are of generated tokens."""
         self._step += 1
         copies = [(copy.src_block_id, copy.dst_block_id) for copy in metadata.host_block_copies]
         self._store.copy_host_blocks(copies)
@@ -57,7 +74,12 @@ class HiSparseTransfers:
                 self._restored.append(transfer.transfer_id)
             else:
                 self._in_flight.append((self._step + self._lag, transfer))
-        self._mirrors = [mirror for mirrors in metadata.row_mirrors.values() for mirror in mirrors]
+        self._mirrors = [
+            mirror
+            for request_id, mirrors in metadata.row_mirrors.items()
+            if self._eager or request_id not in decoding
+            for mirror in mirrors
+        ]
 
     def after_forward(self) -> HiSparseConnectorWorkerMetadata | None:
         self.mirrored_bytes += self._store.mirror_rows(self._mirrors)
@@ -65,9 +87,11 @@ class HiSparseTransfers:
         done, self._restored = self._restored, []
         while self._in_flight and self._in_flight[0][0] <= self._step:
             _, transfer = self._in_flight.popleft()
-            self._store.copy_page(
-                transfer.host_block_id, transfer.resident_block_ids, restore=False
-            )
+            if not self._eager:
+                self._store.copy_page(
+                    transfer.host_block_id, transfer.resident_block_ids, restore=False
+                )
+                self.spilled_pages += 1
             done.append(transfer.transfer_id)
         copied, self._copied = self._copied, []
         if not done and not copied:
@@ -77,18 +101,27 @@ class HiSparseTransfers:
 
 
 class ReferenceConnectors:
-    """HiSparse and offloading workers behind one call before and one after the forward."""
+    """The workers of all connectors behind one call before and one after the forward."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, store: KVStore, lag: int) -> None:
-        self._hisparse = HiSparseTransfers(store, lag)
+        eager = bool(vllm_config.attention_config.hisparse_config.eager_host_mirror)
+        self._hisparse = HiSparseTransfers(store, lag, eager)
         configs = MultiConnector._get_connector_classes_and_configs(vllm_config)
         names = [connector.__name__ for connector, _ in configs]
-        if names != ["HiSparseConnector", "OffloadingConnector"]:
+        allowed = ["HiSparseConnector", "HandoffConnector", "OffloadingConnector"]
+        if names not in (allowed, [allowed[0], allowed[2]]):
             raise ValueError(
-                "the reference node needs MultiConnector(HiSparseConnector, "
-                f"OffloadingConnector), got {names}"
+                f"the reference node needs MultiConnector({', '.join(allowed)}), the second one "
+                f"only where prefixes are handed over; got {names}"
             )
-        offload_config = configs[1][1]
+        self._handoff: HandoffConnector | None = None
+        if len(configs) > 2:
+            handoff_config = configs[1][1]
+            self._handoff = HandoffConnector(
+                handoff_config, KVConnectorRole.WORKER, kv_cache_config
+            )
+            self._handoff.attach(store)
+        offload_config = configs[-1][1]
         spec = OffloadingSpecFactory.create_spec(
             build_offloading_config(offload_config, kv_cache_config)
         )
@@ -101,27 +134,52 @@ class ReferenceConnectors:
 
     @property
     def mirrored_bytes(self) -> int:
+        """Bytes of rows copied to the host as they were written."""
         return self._hisparse.mirrored_bytes
 
-    def before_forward(self, metadata: Any) -> HiSparseConnectorMetadata:
-        """Preemption flushes, loads and stores due, restores; returns HiSparse's metadata."""
-        hisparse, self._offload_metadata = metadata.metadata
+    @property
+    def spilled_pages(self) -> int:
+        """Pages copied to the host because their rows had not been mirrored."""
+        return self._hisparse.spilled_pages
+
+    def handshake_metadata(self) -> list[dict[tuple[int, int], Any]]:
+        """By pipeline and tensor rank, as vLLM collects it from its workers."""
+        address = self._handoff.get_handshake_metadata() if self._handoff is not None else None
+        return [{(0, 0): address}] if address is not None else []
+
+    def before_forward(self, metadata: Any, decoding: Collection[str]) -> HiSparseConnectorMetadata:
+        """Preemption flushes, loads and stores due, restores; returns HiSparse's metadata.
+
+        ``decoding``: requests whose rows of this step are of generated tokens.
+        """
+        hisparse, *handoff, self._offload_metadata = metadata.metadata
+        if self._handoff is not None:
+            self._handoff.bind_connector_metadata(handoff[0])
+            self._handoff.start_load_kv(None)
         self._offload.handle_preemptions(self._offload_metadata)
         self._offload.start_kv_transfers(self._offload_metadata)
-        self._hisparse.before_forward(hisparse)
+        self._hisparse.before_forward(hisparse, decoding)
         return hisparse
 
     def after_forward(self, finished_req_ids: set[str]) -> KVConnectorOutput:
         hisparse = self._hisparse.after_forward()
         self._offload.prepare_store_kv(self._offload_metadata)
-        _, finished_recving = self._offload.get_finished(finished_req_ids)
-        offload = self._offload.build_connector_worker_meta()
-        worker_metadata = None
-        if hisparse is not None or offload is not None:
-            worker_metadata = MultiKVConnectorWorkerMetadata((hisparse, offload))
+        _, loaded = self._offload.get_finished(finished_req_ids)
+        parts = [hisparse, self._offload.build_connector_worker_meta()]
+        handed = KVConnectorTransferResults()
+        if self._handoff is not None:
+            handed = self._handoff.get_transfer_results(finished_req_ids)
+            parts.insert(1, self._handoff.build_connector_worker_meta())
+        known = any(part is not None for part in parts)
         return KVConnectorOutput(
-            finished_recving=finished_recving or None, kv_connector_worker_meta=worker_metadata
+            finished_recving=(loaded | handed.finished_recving) or None,
+            failed_recving=handed.failed_recving,
+            kv_connector_worker_meta=MultiKVConnectorWorkerMetadata(tuple(parts))
+            if known
+            else None,
         )
 
     def shutdown(self) -> None:
+        if self._handoff is not None:
+            self._handoff.shutdown()
         self._offload.shutdown()

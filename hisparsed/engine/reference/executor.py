@@ -6,7 +6,7 @@ computes each step with the reference model over real bytes. Single process, no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,9 +15,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.hisparse.layout import get_hisparse_kv_cache_groups
 from vllm.v1.kv_cache_interface import MLAAttentionSpec, SparseCacheRole
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from hisparsed.engine.reference.connectors import ReferenceConnectors
+from hisparsed.engine.reference.draft import Draft, NgramDraft
 from hisparsed.engine.reference.geometry import (
     INDEX_ROW_BYTES,
     ROW_BYTES,
@@ -27,11 +28,14 @@ from hisparsed.engine.reference.geometry import (
 )
 from hisparsed.engine.reference.hot import HotBuffers
 from hisparsed.engine.reference.model import ReferenceModel
-from hisparsed.engine.reference.requests import RequestTables
-from hisparsed.engine.reference.sampler import choose, printable_mask
+from hisparsed.engine.reference.requests import RequestState, RequestTables
+from hisparsed.engine.reference.sampler import printable_mask
+from hisparsed.engine.reference.speculation import DraftCounts, verify
 from hisparsed.engine.reference.step import Segment, StepKV
 from hisparsed.engine.reference.store import KVStore
 from hisparsed.engine.reference.weights import make_weights
+from hisparsed.engine.request_table import HotRows
+from hisparsed.engine.scratch import scratch_block_ids
 from hisparsed.engine.worker_report import WorkerReport
 
 
@@ -41,11 +45,15 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
     def _init_executor(self) -> None:
         options = dict(self.vllm_config.additional_config.get("hisparsed", {}))
         self._ack_lag_steps = int(options.get("ack_lag_steps", 1))
+        self._scratch_blocks = int(options.get("scratch_blocks", 0))
         torch.set_num_threads(int(options.get("threads", 2)))
         self._geometry = ReferenceGeometry.from_hf_config(self.model_config.hf_config)
         self._model = ReferenceModel(self._geometry, make_weights(self._geometry))
         self._allowed = printable_mask()
         self._block_size = int(self.cache_config.block_size)
+        self._emitted: dict[str, RequestState] = {}
+        self.draft: Draft = NgramDraft(int(self.vllm_config.num_speculative_tokens))
+        self.draft_counts = DraftCounts()
 
     # --- start-up ---------------------------------------------------------------------
 
@@ -95,7 +103,11 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
             rows, pages, geometry.index_groups, int(hot_spec.blocks_per_request)
         )
         self._hot = HotBuffers(
-            self._store, self._tables, int(hot_spec.blocks_per_request) * self._block_size
+            self._store,
+            self._tables,
+            int(hot_spec.blocks_per_request) * self._block_size,
+            1 + int(self.vllm_config.num_speculative_tokens),
+            scratch_block_ids(self._scratch_blocks),
         )
         self._connectors = ReferenceConnectors(
             self.vllm_config, config, self._store, self._ack_lag_steps
@@ -105,7 +117,7 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
         """Nothing to compile."""
 
     def get_kv_connector_handshake_metadata(self) -> list[Any]:
-        return []
+        return self._connectors.handshake_metadata()
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
@@ -129,10 +141,12 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
         # A preempted request comes back as a new one, maybe after others that need its state row.
         self._tables.remove(output.preempted_req_ids or ())
         segments = self._admit(output)
-        hisparse = self._connectors.before_forward(output.kv_connector_metadata)
+        hisparse = self._connectors.before_forward(
+            output.kv_connector_metadata, self._decoding(segments)
+        )
         for request_id, update in hisparse.residency_updates.items():
             self._tables.update_residency(request_id, update.pages, update.block_ids)
-        sampled: dict[str, int] = {}
+        sampled: dict[str, list[int]] = {}
         with torch.inference_mode():
             if segments:
                 sampled = self._forward(segments)
@@ -143,9 +157,7 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
         return ModelRunnerOutput(
             req_ids=request_ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
-            sampled_token_ids=[
-                [sampled[request_id]] if request_id in sampled else [] for request_id in request_ids
-            ],
+            sampled_token_ids=[sampled.get(request_id, []) for request_id in request_ids],
             kv_connector_output=connector_output,
         )
 
@@ -165,54 +177,80 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
                 self._hot.lease_changed(state)
             starts[request_id] = computed
         segments = [
-            Segment(
-                request_id, self._tables.requests[request_id].row, starts[request_id], int(count)
-            )
+            self._segment(request_id, starts[request_id], int(count), output)
             for request_id, count in output.num_scheduled_tokens.items()
         ]
-        segments.sort(key=lambda segment: segment.count != 1)
+        segments.sort(key=lambda segment: not segment.decodes)
         return segments
 
-    def _forward(self, segments: list[Segment]) -> dict[str, int]:
-        decodes = [segment for segment in segments if segment.count == 1]
-        prefills = [segment for segment in segments if segment.count != 1]
-        kv = StepKV(self._geometry, self._store, self._tables, self._hot, decodes, prefills)
+    def _decoding(self, segments: Sequence[Segment]) -> set[str]:
+        """Requests whose rows of this step are of tokens that were generated here."""
+        known = {name: state.known for name, state in self._tables.requests.items()}
+        return {one.request_id for one in segments if one.start >= known[one.request_id]}
+
+    def _segment(self, request_id: str, start: int, count: int, output: SchedulerOutput) -> Segment:
+        scheduled = output.scheduled_spec_decode_tokens.get(request_id, ())
+        # vLLM pads with -1 for even batches: not drafts, and nothing here needs the padding.
+        drafts = tuple(token for token in scheduled if token >= 0)
+        row = self._tables.requests[request_id].row
+        return Segment(request_id, row, start, count - len(scheduled) + len(drafts), drafts)
+
+    def _forward(self, segments: list[Segment]) -> dict[str, list[int]]:
+        kv = StepKV(self._geometry, self._store, self._tables, self._hot, segments)
         states = [self._tables.requests[segment.request_id] for segment in segments]
         tokens = [
             token
             for segment, state in zip(segments, states, strict=True)
-            for token in state.tokens[segment.start : segment.end]
+            for token in (*state.tokens[segment.start : segment.known_end], *segment.drafts)
         ]
         self._hot.rewritten(segments)
         hidden = self._model.forward(torch.tensor(tokens), kv.positions, kv)
-        ends = torch.tensor([segment.count for segment in segments]).cumsum(0) - 1
-        emitting = [
-            index
-            for index, (segment, state) in enumerate(zip(segments, states, strict=True))
-            if segment.end >= len(state.tokens)
-        ]
+        wanted: list[int] = []
+        emitting: list[tuple[Segment, RequestState]] = []
+        end = 0
+        for segment, state in zip(segments, states, strict=True):
+            end += segment.count
+            if segment.known_end >= len(state.tokens):
+                emitting.append((segment, state))
+                wanted.extend(range(end - 1 - len(segment.drafts), end))
         if not emitting:
             return {}
-        logits = self._model.logits(hidden.index_select(0, ends[emitting]))
-        sampled: dict[str, int] = {}
-        for row, index in zip(logits, emitting, strict=True):
-            state = states[index]
-            token = choose(
-                row,
+        logits = iter(self._model.logits(hidden.index_select(0, torch.tensor(wanted))))
+        sampled: dict[str, list[int]] = {}
+        for segment, state in emitting:
+            rows = [next(logits) for _ in range(1 + len(segment.drafts))]
+            accepted = verify(
+                rows,
+                segment.drafts,
                 self._allowed,
                 state.params,
-                request_id=segments[index].request_id,
+                request_id=segment.request_id,
                 generated=state.generated,
             )
-            state.tokens.append(token)
-            sampled[segments[index].request_id] = token
+            state.tokens.extend(accepted)
+            sampled[segment.request_id] = accepted
+            self.draft_counts.count(len(segment.drafts), len(accepted) - 1)
+        self._emitted = {segment.request_id: state for segment, state in emitting}
         return sampled
+
+    def take_draft_token_ids(self) -> DraftTokenIds:
+        """Drafts of the requests that emitted in the last step, for vLLM's scheduler."""
+        emitted, self._emitted = self._emitted, {}
+        return DraftTokenIds(list(emitted), self.draft.propose(list(emitted.values())))
 
     # --- the rest of the contract -----------------------------------------------------
 
     def hot_report(self) -> WorkerReport:
         """What the resolver counted, for the control report."""
         return WorkerReport(self._hot.counters(), self._hot.miss_curve())
+
+    def hot_rows(self) -> dict[str, HotRows]:
+        """Each request's hot buffer, for the table of requests."""
+        return self._hot.by_request()
+
+    def release_host(self, blocks: Sequence[int]) -> int:
+        """Give the memory of host blocks that are in nobody's use back; returns bytes."""
+        return self._store.release_host(blocks)
 
     def resize_hot(self, leases: dict[str, int]) -> None:
         """Shrink hot buffers to ``leases`` blocks a group; between steps only."""

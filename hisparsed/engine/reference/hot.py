@@ -2,12 +2,14 @@
 
 One resolver state an index group, one state row a request. A step's top-k positions go in;
 out come slab rows to read, after the rows that were only on the host have been fetched into
-the request's leased blocks. Capacity follows the lease, whole blocks at a time.
+the request's leased blocks, or into scratch blocks where they do not fit. Capacity follows the
+lease, whole blocks at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +17,8 @@ import torch
 from hisparsed.engine.reference.geometry import ROW_BYTES
 from hisparsed.engine.reference.requests import RequestState, RequestTables
 from hisparsed.engine.reference.store import KVStore
+from hisparsed.engine.reference.waves import Wave, most_spills, plan_waves
+from hisparsed.engine.request_table import HotRows
 from hisparsed.kernels.api import (
     COUNTERS,
     Geometry,
@@ -34,10 +38,42 @@ if TYPE_CHECKING:
     from hisparsed.engine.reference.step import Segment
 
 
-class HotBuffers:
-    """Residency of all running requests. ``max_rows``: largest hot buffer of one request."""
+@dataclass(frozen=True)
+class DecodeBatch:
+    """The decode rows of one step: each request's rows one after the other."""
 
-    def __init__(self, store: KVStore, tables: RequestTables, max_rows: int) -> None:
+    segments: tuple[Segment, ...]
+    request_ids: torch.Tensor
+    """int32 ``[D]``; a request goes by its state row."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where each decode row reads its top-k in one index group, until the next ``locate``."""
+
+    rows: torch.Tensor
+    """int64 ``[D, K]``, relative to a layer's base, 0 where invalid."""
+    valid: torch.Tensor
+    """bool ``[D, K]``."""
+    waves: tuple[tuple[Wave, Resolution], ...]
+    """What is still to be fetched, wave by wave and layer by layer; empty if nothing is."""
+
+
+class HotBuffers:
+    """Residency of all running requests.
+
+    ``max_rows``: largest hot buffer of one request. ``query_len``: most decode rows of one.
+    ``scratch``: blocks that all requests share.
+    """
+
+    def __init__(
+        self,
+        store: KVStore,
+        tables: RequestTables,
+        max_rows: int,
+        query_len: int = 1,
+        scratch: Sequence[int] = (),
+    ) -> None:
         geometry = store.geometry
         rows, pages = tables.source.shape
         self._store = store
@@ -55,16 +91,21 @@ class HotBuffers:
             )
             for _ in range(geometry.index_groups)
         ]
-        self._layouts = [self._row_layout(group) for group in range(geometry.index_groups)]
-        self._resolution = Resolution.create(rows, geometry.index_topk)
+        self._layouts = [
+            self._row_layout(geometry.group_layers(group)) for group in range(geometry.index_groups)
+        ]
+        self._layer_layouts = [self._row_layout([layer]) for layer in range(geometry.layers)]
+        self._resolution = Resolution.create(rows * query_len, geometry.index_topk)
+        self._own_row = torch.arange(rows, dtype=torch.int32)
+        self._scratch = torch.tensor(list(scratch), dtype=torch.int32)
+        self._scratch_rows = len(scratch) * store.block_size
         self._retired = torch.zeros(len(COUNTERS), dtype=torch.int64)
         self._written_to = [0] * rows
         self._slab = store.slab.view(torch.uint8)
         self._host = store.host.view(torch.uint8)
 
-    def _row_layout(self, group: int) -> RowLayout:
-        store = self._store
-        layers = store.geometry.group_layers(group)
+    def _row_layout(self, layers: Iterable[int]) -> RowLayout:
+        store, layers = self._store, list(layers)
         return RowLayout(
             block_size=store.block_size,
             row_bytes=ROW_BYTES,
@@ -118,41 +159,82 @@ class HotBuffers:
             for state in self._states:
                 invalidate(state, torch.tensor(rows), torch.tensor(positions))
 
-    def locate(
-        self, group: int, chosen: torch.Tensor, state_rows: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slab rows of each request's top-k, fetched where needed, one decode row a request.
+    def batch(self, segments: Sequence[Segment]) -> DecodeBatch:
+        """The decode rows of ``segments``, the same for every index group of the step."""
+        rows = [segment.row for segment in segments for _ in range(segment.count)]
+        return DecodeBatch(tuple(segments), torch.tensor(rows, dtype=torch.int32))
 
-        ``chosen`` int32 ``[D, K]`` positions, ``state_rows`` int64 ``[D]``. Returns rows
-        relative to a layer's base int64 ``[D, K]`` (0 where invalid) and validity bool.
-        Raises ``RuntimeError`` when a selected row is nowhere: KV would have been lost.
+    def locate(self, group: int, chosen: torch.Tensor, batch: DecodeBatch) -> Located:
+        """Slab rows of each decode row's top-k, fetched where they can stay.
+
+        ``chosen`` int32 ``[D, K]`` positions. All rows of a request share its hot buffer. What
+        needs scratch in turns is fetched by ``read``. Raises ``RuntimeError`` when a selected
+        row is nowhere: KV would have been lost.
         """
+        waves = self._waves(group, batch)
+        found = [self._resolve(group, chosen, batch, wave) for wave in waves]
+        located = self._resolution.first(chosen.shape[0]).attention_indices
+        valid = chosen >= 0
+        if bool(((located < 0) & valid).any()):
+            raise RuntimeError(f"index group {group}: a selected row is neither on GPU nor host")
+        in_turns = len(waves) > 1
+        if not in_turns:
+            self._fetch(self._layouts[group], found[0])
+        return Located(
+            located.clamp(min=0), valid, tuple(zip(waves, found, strict=True)) if in_turns else ()
+        )
+
+    def read(self, layer: int, located: Located) -> torch.Tensor:
+        """The located rows of ``layer``, int8 ``[D, K, ROW_BYTES]``."""
+        base = self._store.layer_base[layer]
+        if not located.waves:
+            return self._store.rows[located.rows + base]
+        parts = []
+        for wave, found in located.waves:
+            # The next wave's rows take the same scratch blocks, so these are read first.
+            self._fetch(self._layer_layouts[layer], found)
+            parts.append(self._store.rows[located.rows[wave.start : wave.stop] + base])
+        return torch.cat(parts)
+
+    def _waves(self, group: int, batch: DecodeBatch) -> tuple[Wave, ...]:
+        requests = self._tables.requests
+        spills = [
+            most_spills(
+                rows=segment.count,
+                context=segment.end,
+                topk=self._resolution.topk,
+                capacity=self._capacity(requests[segment.request_id], group),
+            )
+            for segment in batch.segments
+        ]
+        return plan_waves([segment.count for segment in batch.segments], spills, self._scratch_rows)
+
+    def _resolve(
+        self, group: int, chosen: torch.Tensor, batch: DecodeBatch, wave: Wave
+    ) -> Resolution:
         tables = self._tables
-        count = chosen.shape[0]
-        found = resolve(
+        return resolve(
             self._states[group],
             self._geometry,
-            chosen,
-            torch.arange(count, dtype=torch.int32),
-            state_rows.to(torch.int32),
-            tables.source[state_rows],
+            chosen[wave.start : wave.stop],
+            batch.request_ids[wave.start : wave.stop],
+            self._own_row,
+            tables.source,
             tables.resident[group],
-            tables.hot[group][state_rows],
-            out=self._resolution,
+            tables.hot[group],
+            self._scratch,
+            out=self._resolution.part(wave.start, wave.stop),
         )
+
+    def _fetch(self, layout: RowLayout, found: Resolution) -> None:
         gather(
             self._host,
             self._slab,
-            self._layouts[group],
+            layout,
             found.swap_host,
             found.swap_physical,
             found.swap_counts,
         )
-        valid = chosen >= 0
-        located = found.attention_indices
-        if bool(((located < 0) & valid).any()):
-            raise RuntimeError(f"index group {group}: a selected row is neither on GPU nor host")
-        return located.clamp(min=0), valid
 
     def miss_curve(self) -> tuple[tuple[int, float], ...]:
         """Pooled over all requests at the commonest capacity; see ``pooled_miss_curve``."""
@@ -170,3 +252,21 @@ class HotBuffers:
         row_bytes = ROW_BYTES * self._store.geometry.layers_per_group
         named["h2d_bytes"] = (named["loads"] + named["spills"]) * row_bytes
         return named
+
+    def by_request(self) -> dict[str, HotRows]:
+        """Capacity, rows held and counters of each request, over all index groups."""
+        requests = self._tables.requests
+        rows = [request.row for request in requests.values()]
+        capacity = torch.stack([state.capacity for state in self._states]).sum(dim=0)[rows]
+        held = torch.stack([(state.slot_pos[rows] >= 0).sum(dim=1) for state in self._states])
+        counters = torch.stack([state.counters for state in self._states]).sum(dim=0)[rows]
+        return {
+            request_id: HotRows(own_capacity, own_held, *own_counters[:4])
+            for request_id, own_capacity, own_held, own_counters in zip(
+                requests,
+                capacity.tolist(),
+                held.sum(dim=0).tolist(),
+                counters.tolist(),
+                strict=True,
+            )
+        }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from hisparsed.engine.reference.geometry import INDEX_DIM, ROW_BYTES, ReferenceGeometry
-from hisparsed.engine.reference.hot import HotBuffers
+from hisparsed.engine.reference.hot import HotBuffers, Located
 from hisparsed.engine.reference.model import index_scores
 from hisparsed.engine.reference.requests import RequestTables
 from hisparsed.engine.reference.store import KVStore
@@ -24,16 +24,27 @@ _POSITION_BITS = 20
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens ``[start, start + count)`` of one request in this step."""
+    """Tokens ``[start, start + count)`` of one request in this step, drafts last."""
 
     request_id: str
     row: int
     start: int
     count: int
+    drafts: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
         return self.start + self.count
+
+    @property
+    def known_end(self) -> int:
+        """End of the tokens that are certain."""
+        return self.end - len(self.drafts)
+
+    @property
+    def decodes(self) -> bool:
+        """One certain token; more at a time is prefill."""
+        return self.count == 1 + len(self.drafts)
 
 
 def top_positions(scores: torch.Tensor, lengths: torch.Tensor, topk: int) -> torch.Tensor:
@@ -58,7 +69,7 @@ def top_positions(scores: torch.Tensor, lengths: torch.Tensor, topk: int) -> tor
 
 
 class StepKV:
-    """``KVAccess`` of one batch: decode segments (one token each) first, then prefill."""
+    """``KVAccess`` of one batch: decode segments first, then prefill."""
 
     def __init__(
         self,
@@ -66,16 +77,17 @@ class StepKV:
         store: KVStore,
         tables: RequestTables,
         hot: HotBuffers,
-        decodes: Sequence[Segment],
-        prefills: Sequence[Segment],
+        segments: Sequence[Segment],
     ) -> None:
+        """``segments``: those that decode come first."""
         self.geometry = geometry
         self.store = store
         self.tables = tables
         self.hot = hot
-        self.decodes = list(decodes)
-        self.prefills = list(prefills)
-        segments = [*self.decodes, *self.prefills]
+        decodes = [segment for segment in segments if segment.decodes]
+        self.prefills = segments[len(decodes) :]
+        self._decode_count = sum(segment.count for segment in decodes)
+        self._batch = hot.batch(decodes)
         self.positions = torch.cat([torch.arange(s.start, s.end) for s in segments])
         self._token_rows = torch.cat(
             [torch.full((s.count,), s.row, dtype=torch.int64) for s in segments]
@@ -89,10 +101,10 @@ class StepKV:
         self._index_blocks = tables.indexer[self._token_rows, self._pages].long()
         if bool((self._index_blocks <= 0).any()):
             raise RuntimeError("a scheduled token has no indexer block")
-        self._decode_rows = self._token_rows[: len(self.decodes)]
-        self._decode_lengths = self.positions[: len(self.decodes)] + 1
+        self._decode_rows = self._token_rows[: self._decode_count]
+        self._decode_lengths = self.positions[: self._decode_count] + 1
         self._decode_index: torch.Tensor | None = None
-        self._decode_located: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._decode_located: Located | None = None
         self._prefill_chosen: list[torch.Tensor] = []
 
     def _blocks_of(self, table: torch.Tensor, group: int) -> torch.Tensor:
@@ -111,11 +123,11 @@ class StepKV:
         self.store.index_rows[group][self._index_blocks, self._offsets] = packed
 
     def select(self, group: int, query: torch.Tensor, head_weight: torch.Tensor) -> None:
-        decodes = len(self.decodes)
+        decodes = self._decode_count
         self._prefill_chosen = []
         if decodes:
             chosen = self._select_decodes(group, query[:decodes], head_weight[:decodes])
-            self._decode_located = self.hot.locate(group, chosen, self._decode_rows)
+            self._decode_located = self.hot.locate(group, chosen, self._batch)
         token = decodes
         for segment in self.prefills:
             span = slice(token, token + segment.count)
@@ -154,9 +166,8 @@ class StepKV:
     def read_rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []
         if self._decode_located is not None:
-            located, valid = self._decode_located
-            rows = self.store.rows[located + self.store.layer_base[layer]]
-            parts.append((rows, valid))
+            located = self._decode_located
+            parts.append((self.hot.read(layer, located), located.valid))
         for segment, chosen in zip(self.prefills, self._prefill_chosen, strict=True):
             staged = self._stage(layer, segment)
             parts.append((staged[chosen.clamp(min=0).long()], chosen >= 0))

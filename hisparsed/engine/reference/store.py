@@ -19,6 +19,7 @@ from hisparsed.engine.reference.geometry import (
     indexer_layer_name,
     kv_layer_name,
 )
+from hisparsed.engine.reference.host_buffer import HostBuffer, runs
 
 _POISON = 0x55
 """Unwritten memory is not zero: reading a row that nobody wrote must change tokens."""
@@ -47,7 +48,8 @@ class KVStore:
         }
         block_bytes = device[0].block_stride
         self.slab = torch.full((device[0].size,), _POISON, dtype=torch.int8)
-        self.host = torch.full((host[0].size,), _POISON, dtype=torch.int8)
+        self._host_buffer = HostBuffer(int(host[0].size), _POISON)
+        self.host = self._host_buffer.bytes
         if block_bytes % ROW_BYTES:
             raise ValueError(f"slab block of {block_bytes} B is not a multiple of {ROW_BYTES} B")
         self.block_bytes = block_bytes
@@ -96,6 +98,19 @@ class KVStore:
         """The layer slices of one host block, int8 ``[block_size * ROW_BYTES]`` each."""
         start = block * self.block_size
         return [rows[start : start + self.block_size].reshape(-1) for rows in self.host_rows]
+
+    def release_host(self, blocks: Sequence[int]) -> int:
+        """Give the memory of host blocks, ascending, back to the operating system.
+
+        Returns the bytes of whole pages that lie inside them; their rows are lost.
+        """
+        block_bytes = self.block_size * ROW_BYTES
+        found = runs(blocks)
+        return self._host_buffer.release(
+            (offset + first * block_bytes, offset + beyond * block_bytes)
+            for offset in self.host_offsets
+            for first, beyond in found
+        )
 
     def slab_rows_of(self, layer: int, block: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
         """Slab row numbers (int64) of (block, offset) pairs of ``layer``."""

@@ -7,12 +7,16 @@ the checks that matter without CUDA are made by ``require_supported``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm.config import HiSparseConfig, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+
+from hisparsed.engine.reference.draft import LONGEST_MATCH
+from hisparsed.engine.reference.handoff.worker import HandoffOptions
+from hisparsed.engine.scratch import scratch_block_count
 
 EXECUTOR = "hisparsed.engine.reference.executor.ReferenceExecutor"
 SCHEDULER = "hisparsed.engine.scheduler.HisparsedScheduler"
@@ -51,6 +55,12 @@ class ReferenceOptions:
     threads: int
     served_model_name: str
     engine_args: dict[str, Any]
+    speculative_tokens: int = 0
+    """Drafts verified with each token; 0 decodes one by one."""
+    eager_host_mirror: bool = True
+    """Decode rows reach the host as they are written, not when their page is full."""
+    handoff: HandoffOptions | None = None
+    """The node's part in handing prefixes over; without it each call stays on one node."""
 
 
 def require_supported(config: VllmConfig) -> None:
@@ -64,8 +74,6 @@ def require_supported(config: VllmConfig) -> None:
         raise ValueError("the reference node is one process: tensor and data parallel sizes are 1")
     if not config.scheduler_config.scheduler_reserve_full_isl:
         raise ValueError("engine_args.scheduler_reserve_full_isl: HiSparse needs true")
-    if config.speculative_config is not None:
-        raise ValueError("engine_args.speculative_config: the reference node does not speculate")
     if config.lora_config is not None:
         raise ValueError("engine_args.enable_lora: the reference model has no LoRA layers")
 
@@ -95,39 +103,74 @@ def build_vllm_config(options: ReferenceOptions) -> VllmConfig:
             "hisparsed": {"ack_lag_steps": options.ack_lag_steps, "threads": options.threads}
         },
     }
+    if options.speculative_tokens:
+        # To vLLM's scheduler: drafts come from the executor, and write no KV of their own.
+        fixed["speculative_config"] = {
+            "method": "ngram",
+            "num_speculative_tokens": options.speculative_tokens,
+            "prompt_lookup_min": 1,
+            "prompt_lookup_max": LONGEST_MATCH,
+        }
     config = AsyncEngineArgs(**{**options.engine_args, **fixed}).create_engine_config()
     require_supported(config)
-    config.attention_config.hisparse_config = HiSparseConfig(
-        device_buffer_size=options.max_lease_rows
+    config.additional_config["hisparsed"]["scratch_blocks"] = scratch_block_count(
+        query_len=1 + options.speculative_tokens,
+        topk=int(config.model_config.hf_config.index_topk),
+        block_tokens=options.block_size,
+        max_num_seqs=options.max_num_seqs,
     )
-    config.kv_transfer_config = kv_transfer_config(options.host_budget_bytes)
+    config.attention_config.hisparse_config = HiSparseConfig(
+        device_buffer_size=options.max_lease_rows, eager_host_mirror=options.eager_host_mirror
+    )
+    config.kv_transfer_config = kv_transfer_config(options.host_budget_bytes, options.handoff)
     config.__class__ = ReferenceVllmConfig
     return config
 
 
-def kv_transfer_config(host_budget_bytes: int) -> KVTransferConfig:
-    """HiSparse with the whole budget as its pool, offloading on blocks lent from it."""
+def kv_transfer_config(
+    host_budget_bytes: int, handoff: HandoffOptions | None = None
+) -> KVTransferConfig:
+    """HiSparse with the whole budget as its pool, offloading on blocks lent from it.
+
+    Between them, where the node hands prefixes over, the connector that does: vLLM loads
+    from the first child that has tokens.
+    """
+    hisparse = {
+        "kv_connector": "HiSparseConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"host_pool_gib": host_budget_bytes / 2**30},
+    }
+    offloading = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "ReferenceOffloadingSpec",
+            "spec_module_path": "hisparsed.engine.reference.offload",
+            # The pool owns no memory: vLLM only asks that this is not zero.
+            "cpu_bytes_to_use": 1,
+            "offload_prompt_only": False,
+        },
+    }
+    handing_over = [handoff_connector(handoff)] if handoff is not None else []
     return KVTransferConfig(
         kv_connector="MultiConnector",
         kv_role="kv_both",
-        kv_connector_extra_config={
-            "connectors": [
-                {
-                    "kv_connector": "HiSparseConnector",
-                    "kv_role": "kv_both",
-                    "kv_connector_extra_config": {"host_pool_gib": host_budget_bytes / 2**30},
-                },
-                {
-                    "kv_connector": "OffloadingConnector",
-                    "kv_role": "kv_both",
-                    "kv_connector_extra_config": {
-                        "spec_name": "ReferenceOffloadingSpec",
-                        "spec_module_path": "hisparsed.engine.reference.offload",
-                        # The pool owns no memory: vLLM only asks that this is not zero.
-                        "cpu_bytes_to_use": 1,
-                        "offload_prompt_only": False,
-                    },
-                },
-            ]
-        },
+        # vLLM's default fails a call whose load failed.
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"connectors": [hisparse, *handing_over, offloading]},
     )
+
+
+def handoff_connector(options: HandoffOptions) -> dict[str, Any]:
+    """MultiConnector's entry for ``HandoffConnector``; registers it in this process."""
+    from hisparsed.engine.reference.handoff import connector
+
+    extra = asdict(options)
+    produces, consumes = extra.pop("produces"), extra.pop("consumes")
+    role = {(True, False): "kv_producer", (False, True): "kv_consumer", (True, True): "kv_both"}
+    return {
+        "kv_connector": connector.NAME,
+        "kv_connector_module_path": connector.__name__,
+        "kv_role": role[produces, consumes],
+        "kv_connector_extra_config": extra,
+    }

@@ -1,0 +1,41 @@
+"""What several commands share: the socket option, who is asking, times on the command line."""
+
+import getpass
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SocketOption = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HISPARSED_SOCKET",
+        help="Control socket of the daemon; /run/hisparsed/control.sock if not given.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def actor() -> str:
+    """Who asks, for the journal: the person behind sudo where there is one."""
+    return os.environ.get("SUDO_USER") or getpass.getuser()
+
+
+def seconds(option: str, text: str) -> float:
+    """A time such as 10m. Raises ``UserError`` naming the option."""
+    from hisparsed.errors import UserError
+    from hisparsed.policy.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError:
+        raise UserError(f'{option}: "{text}" is not a time; write 30s, 10m or 1h30m') from None
+
+
+def one_of(option: str, value: str | None, known: list[str]) -> None:
+    """Raises ``UserError`` when ``value`` is given and not known."""
+    from hisparsed.errors import UserError
+
+    if value is not None and value not in known:
+        raise UserError(f'{option}: "{value}" is not known; use one of {", ".join(known)}')

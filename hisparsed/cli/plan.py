@@ -1,0 +1,46 @@
+"""`hisparsed plan`: what fits on a node, in a second, without the node.
+
+Options in, a table or JSON on standard output; exit code 2 for wrong input.
+"""
+
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    node: Annotated[
+        str, typer.Option(help="Node description: a shipped name or a .yaml file.")
+    ] = "8xh200-glm-5.3",
+    context: Annotated[
+        list[int] | None, typer.Option(help="Tokens of one request; may be given several times.")
+    ] = None,
+    multiplier: Annotated[
+        float, typer.Option(help="Hot rows of a request as a multiple of top-k.")
+    ] = 2.0,
+    host_budget: Annotated[
+        str | None, typer.Option(help="Host memory of both pools, e.g. 512GiB; the node's if not.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what fits on a node: concurrency, the limit that binds, memory, the split."""
+    from pydantic_core import PydanticCustomError
+
+    from hisparsed.config.node_description import load_node_description
+    from hisparsed.errors import UserError
+    from hisparsed.plan.document import make_plan
+    from hisparsed.plan.text import plan_text
+    from hisparsed.policy.units import parse_bytes
+
+    described = load_node_description(node)
+    budget = described.host.budget
+    if host_budget is not None:
+        try:
+            budget = parse_bytes(host_budget)
+        except PydanticCustomError as error:
+            raise UserError(f"--host-budget: {error.message()}") from None
+        if budget == 0:
+            raise UserError("--host-budget: 0 holds nothing; give a size such as 512GiB")
+    contexts = context or [8_192, 65_536, 142_000, 262_144, described.model.max_model_len]
+    found = make_plan(described, contexts, multiplier=multiplier, host_budget=budget)
+    typer.echo(found.model_dump_json(indent=2) if as_json else plan_text(found), nl=as_json)

@@ -1,0 +1,235 @@
+"""`hisparsed policy ...`: check, show, compare, reload and change the policy of a node.
+
+Exit code 0 when all is well, 2 for a policy with mistakes, a refusal, or no daemon. Imports
+beyond typer wait until a command runs.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hisparsed.cli.options import JsonOption, SocketOption
+
+app = typer.Typer(
+    name="policy",
+    help="Check, show, compare, reload and change the policy.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+EXIT_MISTAKES = 2
+
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="A policy document.")]
+
+
+@app.command()
+def check(
+    file: _File,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not ask the daemon about this node's sizes.")
+    ] = False,
+    as_json: JsonOption = False,
+    socket: SocketOption = None,
+) -> None:
+    """Say whether a document could be the policy, and of this node where a daemon answers."""
+    from hisparsed.control.policy_text import judgement_text
+    from hisparsed.policy.document import ConfigError
+    from hisparsed.policy.effective import load_policy
+
+    node = None
+    try:
+        text = load_policy(file).loaded.text
+        answer: dict[str, Any] = {"ok": True, "problems": [], "changes": []}
+        if not offline:
+            node, judged = _judge(socket, text)
+            answer = judged or answer
+    except ConfigError as error:
+        if not as_json:
+            raise
+        answer = {"ok": False, "problems": _problems(error), "changes": []}
+    if as_json:
+        typer.echo(json.dumps({"file": str(file), "node": node, **answer}, indent=2))
+    else:
+        typer.echo(judgement_text(str(file), answer, node=node), nl=False)
+    if not answer["ok"]:
+        raise typer.Exit(EXIT_MISTAKES)
+
+
+@app.command()
+def show(
+    every: Annotated[
+        bool, typer.Option("--all", help="Also the keys that have their default.")
+    ] = False,
+    as_json: JsonOption = False,
+    socket: SocketOption = None,
+) -> None:
+    """Show the policy in force, where each value comes from, and what waits for a restart."""
+    import time
+
+    from hisparsed.control.policy_text import policy_text
+
+    answer = _get(socket, "/v1/policy")
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+    else:
+        typer.echo(policy_text(answer, now_unix_s=time.time(), every=every), nl=False)
+
+
+@app.command()
+def diff(file: _File, as_json: JsonOption = False, socket: SocketOption = None) -> None:
+    """Say what a document would change of the one in force."""
+    from hisparsed.control.policy_text import changes_text, judgement_text
+    from hisparsed.policy.effective import load_policy
+
+    text = load_policy(file).loaded.text
+    answer = _post(socket, "/v1/policy/diff", {"document": text})
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+    elif answer["ok"]:
+        typer.echo(changes_text(answer["changes"]), nl=False)
+    else:
+        typer.echo(judgement_text(str(file), answer, node="the daemon"), nl=False)
+    if not answer["ok"]:
+        raise typer.Exit(EXIT_MISTAKES)
+
+
+@app.command()
+def reload(as_json: JsonOption = False, socket: SocketOption = None) -> None:
+    """Read the node's policy document again; a bad one is refused and the old one stays."""
+    from hisparsed.cli.options import actor
+
+    answer = _post(socket, "/v1/policy/reload", {"actor": actor()})
+    words = {"loaded": "Loaded", "unchanged": "The document has not changed"}
+    said = f"{words[answer['outcome']]}: generation {answer['generation']}"
+    _print(answer, f"{said} ({answer['content_hash'][:12]}).", as_json)
+
+
+@app.command("set")
+def set_value(
+    key: Annotated[str, typer.Argument(help="A key with dots, such as hot.max.")],
+    value: Annotated[str, typer.Argument(help="As the document would say it, such as 10%.")],
+    for_: Annotated[
+        str | None, typer.Option("--for", help="How long, e.g. 1h; needed unless --until-unset.")
+    ] = None,
+    until_unset: Annotated[
+        bool, typer.Option("--until-unset", help="With no end; the document is better for that.")
+    ] = False,
+    as_json: JsonOption = False,
+    socket: SocketOption = None,
+) -> None:
+    """Put a value above the document for a time; it survives reloads and restarts."""
+    from hisparsed.cli.options import actor, seconds
+    from hisparsed.control.status_text import clock_text
+    from hisparsed.errors import UserError
+
+    if (for_ is None) is not until_unset:
+        raise UserError("say how long: --for 1h, or --until-unset; one of the two")
+    for_s = None if for_ is None else seconds("--for", for_)
+    body = {"actor": actor(), "key": key, "value": value, "for_s": for_s}
+    answer = _post(socket, "/v1/policy/set", body)
+    expires = answer["override"]["expires_unix_s"]
+    end = "it is unset" if expires is None else clock_text(expires)
+    text = f"{key} = {value} until {end}; generation {answer['generation']}."
+    if answer["not_kept"] is not None:
+        text += f"\nIt will not survive a restart: {answer['not_kept']}."
+    _print(answer, text, as_json)
+
+
+@app.command()
+def unset(
+    key: Annotated[str, typer.Argument(help="A key that was set.")],
+    as_json: JsonOption = False,
+    socket: SocketOption = None,
+) -> None:
+    """End what was set for a key; the document, or a schedule, counts again."""
+    from hisparsed.cli.options import actor
+
+    answer = _post(socket, "/v1/policy/unset", {"actor": actor(), "key": key})
+    _print(answer, f"{key} is no longer set; generation {answer['generation']}.", as_json)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the document, for editors."""
+    from hisparsed.policy.json_schema import schema_text
+
+    typer.echo(schema_text(), nl=False)
+
+
+@app.command()
+def reference() -> None:
+    """Print the reference page of every key, in Markdown."""
+    from hisparsed.policy.reference_page import reference_page
+
+    typer.echo(reference_page(), nl=False)
+
+
+@app.command()
+def replay(
+    journal: Annotated[
+        Path, typer.Argument(help="A journal (journal.sqlite), or the state folder it is in.")
+    ],
+    policy: Annotated[Path, typer.Option(help="The policy to decide with instead.")],
+    since: Annotated[str | None, typer.Option(help="Only the last such time, e.g. 1h.")] = None,
+    first: Annotated[int, typer.Option(min=0, help="How many differing ticks to show.")] = 10,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide recorded ticks anew with another policy, and show where the decisions part.
+
+    What the node does next in the recording does not react to the other policy.
+    """
+    from dataclasses import asdict
+
+    from hisparsed.cli.options import seconds
+    from hisparsed.control.policy_replay import replay_journal
+    from hisparsed.control.policy_replay_text import replay_text
+    from hisparsed.policy.effective import load_policy
+
+    last_s = None if since is None else seconds("--since", since)
+    result = replay_journal(journal, load_policy(policy), last_s=last_s, first=first)
+    if as_json:
+        typer.echo(json.dumps(asdict(result), indent=2))
+    else:
+        typer.echo(replay_text(result), nl=False)
+
+
+def _get(socket: Path | None, path: str) -> Any:
+    from hisparsed.control.client import DEFAULT_SOCKET, ControlClient
+
+    with ControlClient(socket or DEFAULT_SOCKET) as client:
+        return client.get(path)
+
+
+def _post(socket: Path | None, path: str, body: dict[str, Any]) -> Any:
+    from hisparsed.control.client import DEFAULT_SOCKET, ControlClient
+
+    with ControlClient(socket or DEFAULT_SOCKET) as client:
+        return client.post(path, body)
+
+
+def _judge(socket: Path | None, text: str) -> tuple[str | None, Any]:
+    """Which node judged the document and how; nothing where no daemon answers."""
+    from hisparsed.control.client import DEFAULT_SOCKET
+    from hisparsed.errors import UserError
+
+    try:
+        answer = _post(socket, "/v1/policy/check", {"document": text})
+    except UserError:
+        if socket is not None:
+            raise  # it was asked for by name
+        return None, None
+    return str(socket or DEFAULT_SOCKET), answer
+
+
+def _problems(error: Any) -> list[dict[str, Any]]:
+    from hisparsed.policy.problems import key_text
+
+    return [
+        {"line": one.line, "key": key_text(one.key), "message": one.words} for one in error.problems
+    ]
+
+
+def _print(answer: dict[str, Any], text: str, as_json: bool) -> None:
+    typer.echo(json.dumps(answer, indent=2) if as_json else text)

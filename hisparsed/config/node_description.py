@@ -1,0 +1,181 @@
+"""The description of a node that is not here: its model, memory, bandwidths and speeds.
+
+What `hisparsed plan` counts with and the simulated node runs on. Reads and checks; the shipped
+files in `etc/nodes` say where each figure comes from. Not here: any arithmetic with them.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hisparsed.config.shipped import shipped_config
+from hisparsed.errors import UserError
+from hisparsed.policy.document import load_document, refuse
+from hisparsed.policy.units import ByteSize, Fraction
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[Fraction, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelDescription(_Section):
+    """A sparse-MLA model with an indexer (DSA), as its `config.json` has it."""
+
+    layers: Count
+    index_every: Count
+    """Layers that share one indexer's top-k."""
+    index_offset: Annotated[int, Field(ge=0, strict=True)]
+    """Layers before this one have an indexer of their own."""
+    row_bytes: Count
+    """One KV row of one sparse-MLA layer."""
+    published_row_bytes: Count
+    """The row that vLLM's published concurrency calculator counts with."""
+    index_row_bytes: Count
+    """One row of one indexer."""
+    topk: Count
+    heads: Count
+    row_values: Count
+    """Values that one head multiplies for a selected row: latent twice and rope."""
+    index_heads: Count
+    index_dim: Count
+    experts: Count
+    experts_per_token: Count
+    routed_params: Positive
+    other_params: Positive
+    """Parameters that every token uses."""
+    max_model_len: Count
+
+    def index_leaders(self) -> tuple[int, ...]:
+        """Layers that own an indexer, ascending."""
+        return tuple(
+            layer
+            for layer in range(self.layers)
+            if max(layer - self.index_offset + 1, 0) % self.index_every == 0
+        )
+
+
+class GpuDescription(_Section):
+    """One GPU of `count`; bandwidths are bytes a second."""
+
+    count: Count
+    kv_memory: ByteSize = Field(gt=0)
+    """Left for KV on each GPU."""
+    fp8_tflops: Positive
+    memory_bandwidth: ByteSize = Field(gt=0)
+    row_read_bandwidth: ByteSize = Field(gt=0)
+    """Scattered KV rows that GPU threads read from pinned host memory."""
+    copy_bandwidth: ByteSize = Field(gt=0)
+    """Whole pages by copy engine, each way."""
+
+
+class HostDescription(_Section):
+    budget: ByteSize = Field(gt=0)
+    """Memory of both pools together."""
+    memory_bandwidth: ByteSize = Field(gt=0)
+    """What all GPUs together can read from host memory in a second."""
+
+
+class EngineDescription(_Section):
+    block_tokens: Count
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
+    concurrent_batches: Count
+    """Batches in flight: 2 with asynchronous scheduling."""
+    speculative_tokens: Annotated[int, Field(ge=0, strict=True)]
+    """Drafts of multi-token prediction that a decode step verifies."""
+
+
+class SpeedDescription(_Section):
+    """What the hardware reaches of its data sheet, and what each step costs besides."""
+
+    prefill_efficiency: Share
+    decode_efficiency: Share
+    """Share of memory bandwidth that a decode step reaches."""
+    step_overhead_ms: Positive
+    """Launches, collectives and sampling of one step."""
+    gather_overlap: Fraction
+    """Share of the row reads that computing hides."""
+    acceptance: tuple[Fraction, ...]
+    """Chance that each draft is accepted when those before it were."""
+
+
+class RowsDescription(_Section):
+    """How decode steps select rows; points are [multiplier or rows, share], ascending."""
+
+    miss_curve: tuple[tuple[Positive, Fraction], ...] = Field(min_length=2)
+    """Misses of the selected rows by hot rows / top-k."""
+    union: tuple[Positive, ...] = Field(min_length=1)
+    """Distinct rows / top-k that 1, 2, ... rows of one request select in one step."""
+
+
+class NodeDescription(_Section):
+    """A node. ``load_node_description`` reads one."""
+
+    title: str
+    model: ModelDescription
+    gpu: GpuDescription
+    host: HostDescription
+    engine: EngineDescription
+    speed: SpeedDescription
+    rows: RowsDescription
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        drafts = self.engine.speculative_tokens
+        if len(self.speed.acceptance) < drafts:
+            raise refuse(
+                "acceptance",
+                f"has {len(self.speed.acceptance)} values for {drafts} speculative tokens",
+                hint="give one for each draft",
+                key=("speed", "acceptance"),
+            )
+        if len(self.rows.union) < drafts + 1:
+            raise refuse(
+                "union",
+                f"has {len(self.rows.union)} values for steps of {drafts + 1} rows",
+                hint="give one for each number of rows",
+                key=("rows", "union"),
+            )
+        for before, after in pairwise(self.rows.miss_curve):
+            if after[0] <= before[0] or after[1] > before[1]:
+                raise refuse(
+                    "miss_curve",
+                    f"goes from {before} to {after}",
+                    hint="multipliers rise, misses do not",
+                    key=("rows", "miss_curve"),
+                )
+        return self
+
+    @property
+    def query_len(self) -> int:
+        """Rows of one request in a decode step."""
+        return 1 + self.engine.speculative_tokens
+
+
+def load_node_description(name: str) -> NodeDescription:
+    """The shipped description of that name, or the file at that path.
+
+    Raises ``UserError`` where there is neither, ``ConfigError`` where it is wrong.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        try:
+            path = shipped_config(f"nodes/{name}.yaml")
+        except FileNotFoundError:
+            raise UserError(
+                f"--node: {name!r} is not known; name a .yaml file or one of "
+                f"{', '.join(shipped_nodes())}"
+            ) from None
+    return load_document(path, NodeDescription).value
+
+
+def shipped_nodes() -> list[str]:
+    """Names of the descriptions that come with the package."""
+    folder = shipped_config("policy.yaml").parent / "nodes"
+    return sorted(path.stem for path in folder.glob("*.yaml"))

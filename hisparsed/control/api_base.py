@@ -1,0 +1,83 @@
+"""What all routes of the control API share: reading what is asked, and answering errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from hisparsed.control.actions import StaleGenerationError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class ApiError(Exception):
+    """Ends a request with ``{"error": {"code", "message"}}``."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+def parse_query(request: Request, model: type[M]) -> M:
+    """The query as a model. Raises ``ApiError`` naming the first mistake."""
+    try:
+        return model.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        raise ApiError(400, "bad_query", _first_problem(error)) from None
+
+
+async def parse_body(request: Request, model: type[M]) -> M:
+    """The JSON body as a model. Raises ``ApiError`` naming the first mistake."""
+    try:
+        return model.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise ApiError(400, "bad_body", _first_problem(error)) from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    value = json.dumps(first["input"], default=str)[:60]
+    return f"{place}: {first['msg']}, got {value}" if place else f"{first['msg']}, got {value}"
+
+
+async def _answer_api_error(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, ApiError):
+        raise error
+    return _error(error.status, error.code, str(error))
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return _error(error.status_code, code, message)
+
+
+async def _answer_stale(_request: Request, error: Exception) -> Response:
+    return _error(409, "stale_generation", str(error))
+
+
+async def _answer_internal(_request: Request, error: Exception) -> Response:
+    """The server logs the traceback."""
+    return _error(500, "internal", f"{type(error).__name__}: {error}; the daemon's log has more")
+
+
+def _error(status: int, code: str, message: str) -> Response:
+    return JSONResponse({"error": {"code": code, "message": message}}, status_code=status)
+
+
+ERROR_HANDLERS: Final = {
+    ApiError: _answer_api_error,
+    HTTPException: _answer_http_error,
+    StaleGenerationError: _answer_stale,
+    Exception: _answer_internal,
+}
+"""What Starlette answers when a handler raises."""

@@ -1,0 +1,178 @@
+"""The routes about the policy: what is in force and why, what a document would do, and changes.
+
+Changes go through ``Operator`` only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hisparsed.control.actions import Operator
+from hisparsed.control.api_base import ApiError, parse_body
+from hisparsed.control.board import Board
+from hisparsed.control.policy_source import PolicySource, ReloadOutcome
+from hisparsed.control.policy_views import judgement, policy_document
+from hisparsed.policy.document import ConfigError
+from hisparsed.policy.json_schema import policy_json_schema
+from hisparsed.policy.problems import key_text
+from hisparsed.policy.reasons import Lever
+from hisparsed.policy.schedules import SetValue
+from hisparsed.policy.schema import Mode
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    actor: str = Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")
+    """Who asks; kept in the journal."""
+    expected_generation: int | None = None
+
+
+class _LeverBody(_Body):
+    levers: tuple[Lever, ...] = Field(default=tuple(Lever), min_length=1)
+    """All of them when left out."""
+
+
+class _ModeBody(_LeverBody):
+    mode: Mode | None
+    """``null`` goes back to what the policy document says."""
+
+
+class _SetBody(_Body):
+    key: str
+    value: SetValue
+    """Text is read as the policy document would read it."""
+    for_s: float | None = Field(gt=0, allow_inf_nan=False)
+    """Seconds; ``null`` lasts until it is unset, and must be said."""
+
+
+class _UnsetBody(_Body):
+    key: str
+
+
+class _DocumentBody(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyApi:
+    """The handlers; ``routes`` names their paths."""
+
+    board: Board
+    operator: Operator
+    source: PolicySource
+
+    def routes(self) -> list[Route]:
+        changing = {
+            "/v1/policy/reload": self.reload,
+            "/v1/policy/set": self.set_value,
+            "/v1/policy/unset": self.unset_value,
+            "/v1/policy/check": self.judge,
+            "/v1/policy/diff": self.judge,
+            "/v1/freeze": self.freeze,
+            "/v1/thaw": self.thaw,
+            "/v1/mode": self.mode,
+        }
+        return [
+            Route("/v1/policy", self.policy),
+            Route("/v1/policy/schema", self.schema),
+            *(Route(path, handler, methods=["POST"]) for path, handler in changing.items()),
+        ]
+
+    async def policy(self, request: Request) -> Response:
+        pending = self.board.pending_restart()
+        return JSONResponse(policy_document(self.source, self.operator.overrides, pending))
+
+    async def schema(self, request: Request) -> Response:
+        return JSONResponse(policy_json_schema())
+
+    async def judge(self, request: Request) -> Response:
+        body = await parse_body(request, _DocumentBody)
+        return JSONResponse(judgement(self.source, body.document))
+
+    async def reload(self, request: Request) -> Response:
+        body = await parse_body(request, _Body)
+        reload = self.operator.reload(
+            actor=body.actor, expected_generation=body.expected_generation
+        )
+        if reload.outcome is ReloadOutcome.REJECTED:
+            raise ApiError(422, "policy_rejected", reload.error or "")
+        return JSONResponse({"outcome": reload.outcome, **self._summary()})
+
+    async def set_value(self, request: Request) -> Response:
+        body = await parse_body(request, _SetBody)
+        try:
+            override = self.operator.set_value(
+                body.key,
+                body.value,
+                for_s=body.for_s,
+                actor=body.actor,
+                expected_generation=body.expected_generation,
+            )
+        except ConfigError as error:
+            raise ApiError(422, "value_refused", _words(error)) from None
+        return JSONResponse({"override": asdict(override), **self._summary()})
+
+    async def unset_value(self, request: Request) -> Response:
+        body = await parse_body(request, _UnsetBody)
+        try:
+            self.operator.unset_value(
+                body.key, actor=body.actor, expected_generation=body.expected_generation
+            )
+        except LookupError:
+            held = ", ".join(one.key for one in self.source.overrides) or "nothing"
+            message = f"no operator has set {body.key}; set now: {held}"
+            raise ApiError(422, "not_set", message) from None
+        return JSONResponse(self._summary())
+
+    async def freeze(self, request: Request) -> Response:
+        body = await parse_body(request, _LeverBody)
+        self.operator.freeze(
+            body.levers, actor=body.actor, expected_generation=body.expected_generation
+        )
+        return JSONResponse(self._summary())
+
+    async def thaw(self, request: Request) -> Response:
+        body = await parse_body(request, _LeverBody)
+        self.operator.thaw(
+            body.levers, actor=body.actor, expected_generation=body.expected_generation
+        )
+        return JSONResponse(self._summary())
+
+    async def mode(self, request: Request) -> Response:
+        body = await parse_body(request, _ModeBody)
+        try:
+            self.operator.set_mode(
+                body.levers,
+                body.mode,
+                actor=body.actor,
+                expected_generation=body.expected_generation,
+            )
+        except ValueError as error:
+            raise ApiError(422, "mode_refused", str(error)) from None
+        return JSONResponse(self._summary())
+
+    def _summary(self) -> dict[str, Any]:
+        policy = self.board.status().policy
+        return {
+            "generation": policy.generation,
+            "content_hash": policy.content_hash,
+            "frozen": policy.frozen,
+            "overridden": policy.overridden,
+            "not_kept": self.source.not_kept,
+        }
+
+
+def _words(error: ConfigError) -> str:
+    """What is wrong; the place only where it is in the document."""
+    return "\n".join(
+        str(one) if one.line else f"{key_text(one.key)}: {one.words}" for one in error.problems
+    )

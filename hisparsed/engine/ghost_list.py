@@ -1,0 +1,195 @@
+"""Ghost lists: what a pool evicted, and what more capacity would have served. Pure data.
+
+Only blocks whose hash falls below a threshold are followed, so memory is fixed and small
+(SHARDS: Waldspurger, Park, Garthwaite and Ahmad, "Efficient MRC Construction with SHARDS",
+FAST 2015). Knows no vLLM: who evicts and who looks up tells it so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_HASH_BYTES = 8
+
+
+class GhostList:
+    """Evicted blocks of one LRU pool, the last evicted on top.
+
+    A block that lies ``n`` deep would still be in the pool if it had ``n`` entries more, as
+    long as what comes back is ``restored``. ``sample_rate`` of all hashes are followed, at
+    most ``max_entries`` of them; the oldest fall off. ``entries_per_block`` of the pool's
+    entries fit into one host block.
+    """
+
+    def __init__(
+        self, max_entries: int, sample_rate: float, entries_per_block: float = 1.0
+    ) -> None:
+        if max_entries < 1 or not 0 < sample_rate <= 1 or entries_per_block <= 0:
+            raise ValueError(
+                f"max_entries {max_entries}, sample_rate {sample_rate}, entries_per_block "
+                f"{entries_per_block}: the first must be at least 1, the second above 0 and at "
+                "most 1, the third above 0"
+            )
+        self.sample_rate = sample_rate
+        self._max_entries = max_entries
+        self._entries_per_block = entries_per_block
+        self._threshold = round(sample_rate * 2 ** (8 * _HASH_BYTES))
+        self._slots: dict[bytes, int] = {}
+        # Ranks among the slots in use, as a Fenwick tree: both updates and ranks are O(log n).
+        self._size = 2 * max_entries
+        self._tree = [0] * (self._size + 1)
+        self._next_slot = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def samples(self, block_hash: bytes) -> bool:
+        """Whether this hash is followed; the same answer in every list of this rate."""
+        return int.from_bytes(block_hash[:_HASH_BYTES]) < self._threshold
+
+    def evicted(self, block_hash: bytes) -> None:
+        """The pool has just evicted the block."""
+        if not self.samples(block_hash):
+            return
+        self.restored(block_hash)
+        if self._next_slot == self._size:
+            self._compact()
+        self._slots[block_hash] = self._next_slot
+        self._add(self._next_slot, 1)
+        self._next_slot += 1
+        if len(self._slots) > self._max_entries:
+            self.restored(next(iter(self._slots)))
+
+    def restored(self, block_hash: bytes) -> None:
+        """The block is in the pool again, or will never be asked for."""
+        slot = self._slots.pop(block_hash, None)
+        if slot is not None:
+            self._add(slot, -1)
+
+    def extra_blocks(self, block_hash: bytes) -> int | None:
+        """Host blocks more with which the pool would still hold the block.
+
+        ``None`` where the block is not followed, or was never evicted or too long ago.
+        """
+        slot = self._slots.get(block_hash)
+        if slot is None:
+            return None
+        depth = len(self._slots) - self._before(slot)
+        return math.ceil(depth / self.sample_rate / self._entries_per_block)
+
+    def clear(self) -> None:
+        """The pool was emptied."""
+        self._slots.clear()
+        self._tree = [0] * (self._size + 1)
+        self._next_slot = 0
+
+    def _compact(self) -> None:
+        hashes = list(self._slots)
+        self.clear()
+        for block_hash in hashes:
+            self._slots[block_hash] = self._next_slot
+            self._add(self._next_slot, 1)
+            self._next_slot += 1
+
+    def _add(self, slot: int, change: int) -> None:
+        index = slot + 1
+        while index <= self._size:
+            self._tree[index] += change
+            index += index & -index
+
+    def _before(self, slot: int) -> int:
+        """Entries in slots below ``slot``."""
+        count, index = 0, slot
+        while index:
+            count += self._tree[index]
+            index -= index & -index
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class GhostTokens:
+    """Tokens so far that the pool would have served with ``extra_blocks`` more."""
+
+    extra_blocks: int
+    tokens: int
+
+
+Holds = Callable[[bytes], bool]
+"""Whether a pool holds the block of a hash; must not change how recent it is."""
+
+
+class PrefixGhosts:
+    """What either pool would have served with more blocks, where the other held its part.
+
+    A prefix is served up to its first block that a pool lacks, so what counts of a block is
+    the largest need of any block before it; and a block that the other pool lacks ends it,
+    since blocks can only move between the two. ``edges`` are the capacities, in host blocks
+    more, at which tokens are counted.
+    """
+
+    def __init__(
+        self, hisparse: GhostList, offload: GhostList, block_tokens: int, edges: Sequence[int]
+    ) -> None:
+        if hisparse.sample_rate != offload.sample_rate:
+            raise ValueError(
+                f"sample rates {hisparse.sample_rate} and {offload.sample_rate} differ; both "
+                "lists must follow the same blocks"
+            )
+        if not edges or list(edges) != sorted(set(edges)) or edges[0] < 1:
+            raise ValueError(f"edges {list(edges)} must be one or more rising numbers from 1 on")
+        self.hisparse = hisparse
+        self.offload = offload
+        self._edges = tuple(edges)
+        self._tokens_a_sample = block_tokens / hisparse.sample_rate
+        self._hisparse_tokens = [0.0] * len(self._edges)
+        self._offload_tokens = [0.0] * len(self._edges)
+
+    def looked_up(
+        self, hashes: Sequence[bytes], hisparse_holds: Holds, offload_holds: Holds
+    ) -> None:
+        """A call asked for the prefix of these blocks; before anything of it is restored."""
+        followed = [block_hash for block_hash in hashes if self.hisparse.samples(block_hash)]
+        self._count(followed, self.hisparse, hisparse_holds, offload_holds, self._hisparse_tokens)
+        self._count(followed, self.offload, offload_holds, hisparse_holds, self._offload_tokens)
+
+    def hisparse_points(self) -> tuple[GhostTokens, ...]:
+        """Rising in ``extra_blocks`` and in tokens."""
+        return self._points(self._hisparse_tokens)
+
+    def offload_points(self) -> tuple[GhostTokens, ...]:
+        """Rising in ``extra_blocks`` and in tokens."""
+        return self._points(self._offload_tokens)
+
+    def _count(
+        self,
+        followed: Sequence[bytes],
+        ghosts: GhostList,
+        holds: Holds,
+        other_holds: Holds,
+        totals: list[float],
+    ) -> None:
+        need = 0
+        for block_hash in followed:
+            if not other_holds(block_hash):
+                return
+            if not holds(block_hash):
+                extra = ghosts.extra_blocks(block_hash)
+                if extra is None:
+                    return
+                need = max(need, extra)
+            if need > self._edges[-1]:
+                return
+            if need:
+                self._add(totals, need)
+
+    def _add(self, totals: list[float], need: int) -> None:
+        for index, edge in enumerate(self._edges):
+            if need <= edge:
+                totals[index] += self._tokens_a_sample
+
+    def _points(self, totals: Sequence[float]) -> tuple[GhostTokens, ...]:
+        return tuple(
+            GhostTokens(edge, int(total)) for edge, total in zip(self._edges, totals, strict=True)
+        )

@@ -1,0 +1,199 @@
+"""The scheduler's half of the hand-over: which prefix is offered, which one is fetched.
+
+Runs on the engine thread inside vLLM's scheduler. Moves no bytes and opens no sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from hisparsed.engine.reference.handoff.fetch import Wanted
+from hisparsed.engine.reference.handoff.messages import (
+    HandoffAddress,
+    HandoffMetadata,
+    HandoffWorkerMetadata,
+    NewOffer,
+)
+from hisparsed.engine.reference.handoff.params import (
+    RemotePrefix,
+    offer_params,
+    parse_remote_prefix,
+    require_peer,
+)
+from hisparsed.engine.reference.handoff.rows import prefix_digest
+from hisparsed.engine.reference.requests import RequestTables
+
+log = logging.getLogger("hisparsed.engine")
+
+_SERVED_ENDS = frozenset({"FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"})
+_SOURCE, _INDEXER = RequestTables.SOURCE_GROUP, RequestTables.INDEXER_GROUP
+
+
+class HandoffScheduler:
+    """``produces`` and ``consumes`` are the node's roles; ``peers`` as ``require_peer`` has it."""
+
+    def __init__(
+        self,
+        *,
+        produces: bool,
+        consumes: bool,
+        engine_id: str,
+        peers: Sequence[str],
+        block_size: int,
+    ) -> None:
+        self._produces = produces
+        self._consumes = consumes
+        self._engine_id = engine_id
+        self._peers = tuple(peers)
+        self._block_size = block_size
+        self._address: HandoffAddress | None = None
+        self._remote: dict[str, RemotePrefix] = {}
+        """Calls whose prefix waits elsewhere and was neither asked for nor released yet."""
+        self._pools: tuple[Any, Any] | None = None
+        self._held: dict[str, list[Any]] = {}
+        """By ticket, GPU blocks of each open offer; the host pool keeps the others."""
+        self._next = HandoffMetadata()
+        self._counts: Counter[str] = Counter()
+
+    def listen_at(self, address: HandoffAddress) -> None:
+        self._address = address
+
+    def hold_blocks_of(self, host_pool: Any, gpu_pool: Any) -> None:
+        """Pools of the sparse-MLA pages (``CountingHostPool``) and of the indexer pages."""
+        self._pools = (host_pool, gpu_pool)
+
+    def request_added(self, request: Any) -> None:
+        """Checks the parameters once; a call that cannot be helped is computed here."""
+        params = request.kv_transfer_params or {}
+        if params.get("do_remote_decode") and not self._produces:
+            log.warning(
+                "Request %s is served whole: it asks for do_remote_decode, and this node's "
+                "disaggregation.role is decode.",
+                request.request_id,
+            )
+        if not params.get("do_remote_prefill"):
+            return
+        try:
+            if not self._consumes:
+                raise ValueError(
+                    "kv_transfer_params.do_remote_prefill: this node's disaggregation.role is "
+                    "prefill; send the call to a decode node"
+                )
+            remote = parse_remote_prefix(params)
+            require_peer(remote, self._peers)
+        except ValueError as error:
+            self._counts["refused"] += 1
+            log.warning("Request %s is computed here: %s", request.request_id, error)
+            return
+        self._remote[request.request_id] = remote
+
+    def matched_tokens(self, request: Any, computed_tokens: int) -> int:
+        """Tokens that can come from elsewhere beyond the ``computed_tokens`` held here."""
+        remote = self._remote.get(request.request_id)
+        if remote is None:
+            return 0
+        return max(0, min(remote.tokens, int(request.num_prompt_tokens)) - computed_tokens)
+
+    def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        """Blocks exist: fetch into them, or release the prefix where none of it is needed."""
+        remote = self._remote.pop(request.request_id, None)
+        if remote is None:
+            return
+        if external_tokens <= 0:
+            self._next.releases.append(remote)
+            return
+        tokens = min(remote.tokens, int(request.num_prompt_tokens))
+        source, indexer = blocks.blocks[_SOURCE], blocks.blocks[_INDEXER]
+        self._next.fetches.append(
+            Wanted(
+                request_id=request.request_id,
+                remote=remote,
+                tokens=tokens,
+                digest=prefix_digest(request.prompt_token_ids[:tokens]),
+                rows_from=self._tokens_here(source, tokens),
+                index_from=self._tokens_here(indexer, tokens),
+                source_blocks=tuple(block.block_id for block in source),
+                indexer_blocks=tuple(block.block_id for block in indexer),
+            )
+        )
+
+    def _tokens_here(self, blocks: Sequence[Any], tokens: int) -> int:
+        """Tokens whose rows this node has. Published blocks may be others' too: never written.
+
+        The pools differ: the host pool often still holds what the GPU has lost.
+        """
+        held = 0
+        for block in blocks:
+            if block.block_hash is None:
+                break
+            held += self._block_size
+        return min(held, tokens)
+
+    def finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
+        """What the answer of ``request`` tells the router: an offer of its prompt, or nothing."""
+        params = request.kv_transfer_params or {}
+        unused = self._remote.pop(request.request_id, None)
+        if unused is not None:
+            self._next.releases.append(unused)
+        if not self._produces or not params.get("do_remote_decode"):
+            return None
+        tokens = min(int(request.num_computed_tokens), int(request.num_prompt_tokens))
+        if request.status.name not in _SERVED_ENDS or tokens < 1:
+            return None
+        if self._address is None:
+            raise RuntimeError("the worker has not said where it listens")
+        offer = NewOffer(
+            request_id=request.request_id,
+            ticket=secrets.token_hex(16),
+            token_ids=tuple(request.prompt_token_ids[:tokens]),
+            source_blocks=tuple(block_ids[_SOURCE]),
+            indexer_blocks=tuple(block_ids[_INDEXER]),
+        )
+        self._hold(offer)
+        self._next.offers.append(offer)
+        prefix = RemotePrefix(
+            offer.request_id, self._address.host, self._address.port, offer.ticket, tokens
+        )
+        groups = (offer.source_blocks, offer.indexer_blocks)
+        return offer_params(prefix, self._engine_id, groups)
+
+    def _hold(self, offer: NewOffer) -> None:
+        """Keep the blocks that are read. Not the request's: its resident pages and hot buffer
+        are most of its GPU memory, and offers that wait would starve the calls that run."""
+        host_pool, gpu_pool = self._require_pools()
+        gpu = [gpu_pool.blocks[block] for block in offer.indexer_blocks]
+        gpu_pool.touch(gpu)
+        host_pool.hold_for(offer.ticket, offer.source_blocks)
+        self._held[offer.ticket] = gpu
+
+    def _let_go(self, ticket: str) -> None:
+        host_pool, gpu_pool = self._require_pools()
+        host_pool.let_go(ticket)
+        gpu_pool.free_blocks(reversed(self._held.pop(ticket)))
+
+    def _require_pools(self) -> tuple[Any, Any]:
+        if self._pools is None:
+            raise RuntimeError("vLLM has not bound its cache manager to the connector")
+        return self._pools
+
+    def take_metadata(self) -> HandoffMetadata:
+        metadata, self._next = self._next, HandoffMetadata()
+        return metadata
+
+    def has_work(self) -> bool:
+        """Whether the engine must step though no call runs: to tell the worker, or to hear
+        of offers that have ended."""
+        return bool(self._next or self._held)
+
+    def told(self, news: HandoffWorkerMetadata) -> None:
+        self._counts.update(news.counts)
+        for ticket in news.ended:
+            self._let_go(ticket)
+
+    def take_counts(self) -> dict[str, int]:
+        counts, self._counts = dict(self._counts), Counter()
+        return counts

@@ -1,0 +1,90 @@
+"""Bulk copies in flight on the simulated node: queued on a link, done at a virtual time.
+
+Each direction of a GPU's link is one queue, as a copy engine is. Pages and chunks have no
+content here; only when they arrive counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker, TransferResult
+
+from hisparsed.engine.offload import LentOffloadingSpec
+from hisparsed.engine.simulated.clock import VirtualClock
+
+
+class CopyQueue:
+    """Copies one after another; ``seconds_of`` gives the time of so many bytes."""
+
+    def __init__(self, clock: VirtualClock, seconds_of: Callable[[float], float]) -> None:
+        self._clock = clock
+        self._seconds_of = seconds_of
+        self._free_at_s = 0.0
+        self._waiting: deque[tuple[float, int, float]] = deque()
+        self.bytes_total = 0.0
+
+    def submit(self, number: int, bytes_: float) -> None:
+        start = max(self._clock.now_s(), self._free_at_s)
+        self._free_at_s = start + self._seconds_of(bytes_)
+        self._waiting.append((self._free_at_s, number, bytes_))
+        self.bytes_total += bytes_
+
+    def done(self) -> list[int]:
+        """Numbers of the copies that have ended by now, oldest first."""
+        ended = []
+        while self._waiting and self._waiting[0][0] <= self._clock.now_s():
+            ended.append(self._waiting.popleft()[1])
+        return ended
+
+    def next_done_s(self) -> float | None:
+        """When the next copy ends; ``None`` where none is in flight."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def wait_for(self, numbers: set[int]) -> None:
+        """Let time pass until those copies have ended."""
+        for at_s, number, _ in self._waiting:
+            if number in numbers:
+                self._clock.advance_to(at_s)
+
+
+class SimulatedChunkWorker(OffloadingWorker):  # type: ignore[misc]
+    """Chunks of indexer KV between the GPU and lent host blocks, in virtual time."""
+
+    def __init__(self, loads: CopyQueue, stores: CopyQueue, chunk_bytes: float) -> None:
+        self._loads = loads
+        self._stores = stores
+        self._chunk_bytes = chunk_bytes
+        self._sizes: dict[int, int] = {}
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        return self._submit(self._stores, job_id, dst_spec)
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        return self._submit(self._loads, job_id, src_spec)
+
+    def _submit(self, copies: CopyQueue, job_id: int, host_spec: Any) -> bool:
+        size = len(host_spec.block_ids) * self._chunk_bytes
+        self._sizes[job_id] = int(size)
+        copies.submit(job_id, size)
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        return [
+            TransferResult(job, True, transfer_size=self._sizes.pop(job), transfer_time=1e-9)
+            for job in (*self._loads.done(), *self._stores.done())
+        ]
+
+    def wait(self, job_ids: set[int]) -> None:
+        """vLLM needs these blocks now: the step waits for their copies."""
+        self._loads.wait_for(job_ids)
+        self._stores.wait_for(job_ids)
+
+
+class SimulatedOffloadingSpec(LentOffloadingSpec):
+    """Named in ``spec_name``; the executor makes the worker itself."""
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        raise RuntimeError("the simulated executor makes its own worker of the offload pool")

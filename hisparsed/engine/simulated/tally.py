@@ -1,0 +1,56 @@
+"""What the simulated node did so far: rows, bytes and busy seconds. Sums only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hisparsed.engine.simulated.cost import StepTime, StepWork
+from hisparsed.engine.simulated.rows import RowCounts
+
+
+@dataclass
+class Tally:
+    """Rows are distinct rows of a request's step in one index group; bytes are of one link."""
+
+    steps: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0
+    compute_s: float = 0.0
+    memory_s: float = 0.0
+    gather_s: float = 0.0
+    gather_bytes: float = 0.0
+    selected: float = 0.0
+    resident: float = 0.0
+    hits: float = 0.0
+    loads: float = 0.0
+    spills: float = 0.0
+
+    def rows(self, found: RowCounts) -> None:
+        self.selected += found.selected
+        self.resident += found.resident
+        self.hits += found.hits
+        self.loads += found.loads
+        self.spills += found.spills
+
+    def step(self, work: StepWork, time: StepTime, gather_bytes: float) -> None:
+        self.steps += 1
+        self.tokens += work.tokens
+        self.busy_s += time.total_s
+        self.compute_s += time.compute_s
+        self.memory_s += time.memory_s
+        self.gather_s += time.gather_s
+        self.gather_bytes += gather_bytes
+
+    def counters(self) -> dict[str, int]:
+        """As the resolver counts them."""
+        resident, loads, spills = int(self.resident), int(self.loads), int(self.spills)
+        hits = int(self.hits)
+        return {
+            "references": resident + hits + loads + spills,
+            "resident": resident,
+            "hits": hits,
+            "loads": loads,
+            "spills": spills,
+            "dropped": 0,
+            "h2d_bytes": int(self.gather_bytes),
+        }

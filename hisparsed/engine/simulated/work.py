@@ -1,0 +1,116 @@
+"""From a scheduled step to the work that it costs: contexts, selected rows, missed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hisparsed.engine.simulated.cost import StepWork
+from hisparsed.engine.simulated.rows import RowModel
+from hisparsed.engine.simulated.tally import Tally
+
+CURVE_POINTS = 8
+"""Points of the reported miss curve, a half top-k apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens of one request in one step: ``count`` from position ``start``."""
+
+    request_id: str
+    start: int
+    count: int
+    drafts: int
+    length: int
+    """Tokens known before the step, drafts left out."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def emits(self) -> bool:
+        """Whether the last known token is computed, so that the next can be sampled."""
+        return self.end - self.drafts >= self.length
+
+    @property
+    def decodes(self) -> bool:
+        return self.count == 1 + self.drafts
+
+
+class Residency(Protocol):
+    """What the node's managers know of a running request."""
+
+    def resident_share(self, request_id: str) -> float:
+        """Share of its pages that are on the GPU."""
+        ...
+
+    def hot_rows(self, request_id: str) -> int:
+        """Rows of its hot buffer in one group."""
+        ...
+
+
+class ManagersResidency:
+    """``Residency`` from vLLM's managers, one of each kind: all index groups move alike."""
+
+    def __init__(self, resident: Any, hot: Any, block_tokens: int) -> None:
+        self._resident = resident
+        self._hot = hot
+        self._block_tokens = block_tokens
+
+    def resident_share(self, request_id: str) -> float:
+        pages = len(self._resident.req_to_blocks.get(request_id, ()))
+        if pages == 0:
+            return 1.0
+        return 1.0 - float(self._resident.host_only_pages.get(request_id, 0)) / pages
+
+    def hot_rows(self, request_id: str) -> int:
+        return len(self._hot.req_to_blocks.get(request_id, ())) * self._block_tokens
+
+
+class StepWorker:
+    """Adds up one step. ``topk`` rows are what attention reads for each token at most."""
+
+    def __init__(
+        self, rows: RowModel, residency: Residency, block_tokens: int, topk: int
+    ) -> None:
+        self._rows = rows
+        self._residency = residency
+        self._block_tokens = block_tokens
+        self._topk = topk
+        self._from_host = 0.0
+        """Rows from the host that a decode step selects; a running mean."""
+
+    def of(self, segments: Sequence[Segment], tally: Tally) -> StepWork:
+        tokens = 0
+        context_tokens = selected_rows = decode_context = decode_rows = loaded = 0.0
+        for segment in segments:
+            count, end = segment.count, segment.end
+            tokens += count
+            context_tokens += count * (end - count / 2)
+            selected_rows += count * min(end, self._topk)
+            if not segment.decodes:
+                continue
+            decode_context += end
+            found = self._rows.step(
+                end,
+                count,
+                self._residency.resident_share(segment.request_id),
+                self._residency.hot_rows(segment.request_id),
+            )
+            decode_rows += found.selected
+            loaded += found.loads + found.spills
+            tally.rows(found)
+            from_host = found.selected - found.resident
+            if from_host > 0:
+                self._from_host += 0.02 * (from_host - self._from_host)
+        return StepWork(tokens, context_tokens, selected_rows, decode_context, decode_rows, loaded)
+
+    def miss_curve(self) -> tuple[tuple[int, float], ...]:
+        """(hot rows, misses) for the rows that steps have been selecting from the host."""
+        if self._from_host < 1:
+            return ()
+        steps = range(2, 2 + CURVE_POINTS)
+        points = [half * self._topk // 2 for half in steps]
+        return tuple((rows, self._rows.misses(rows / self._from_host)) for rows in points)

@@ -1,0 +1,1 @@
+"""Judges policies on a simulated node: workload, driver, measures, tables, plots, studies."""

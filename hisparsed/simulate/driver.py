@@ -1,0 +1,161 @@
+"""Drives one simulated node through a workload: calls in, steps, ticks, samples.
+
+One loop over virtual time. Nothing sleeps; a step takes as long as it costs, and while nothing
+can be computed time goes to the next thing that happens.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hisparsed.engine.simulated.node import SimulatedCall, SimulatedNode
+from hisparsed.simulate.control_side import ControlSide
+from hisparsed.simulate.measures import CallTimes, Measures, sample_of
+from hisparsed.simulate.workload import PlannedCall, Play, Players
+
+SAMPLE_S = 1.0
+STUCK_STEP_S = 0.05
+"""How far time goes when requests wait, nothing moves and nothing else is due."""
+
+
+@dataclass(slots=True)
+class _Playing:
+    play: Play
+    number: int
+    call: PlannedCall
+    times: CallTimes | None = None
+
+
+class Driver:
+    """One run. ``progress`` gets virtual seconds done."""
+
+    def __init__(
+        self,
+        node: SimulatedNode,
+        control: ControlSide,
+        players: Players,
+        measures: Measures,
+        *,
+        think_scale: float = 1.0,
+        progress: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
+        self._node = node
+        self._control = control
+        self._players = players
+        self._measures = measures
+        self._think_scale = think_scale
+        self._progress = progress
+        self._due: list[tuple[float, int, _Playing]] = []
+        self._order = 0
+        self._open: dict[str, _Playing] = {}
+
+    def run(self) -> Measures:
+        """Until the measures' end; returns them filled."""
+        node, clock, measures = self._node, self._node.clock, self._measures
+        self._control.start()
+        for play in self._players.first():
+            self._begin(play)
+        next_tick_s, next_sample_s = self._control.tick_s, SAMPLE_S
+        while clock.now_s() < measures.until_s:
+            now_s = clock.now_s()
+            while self._due and self._due[0][0] <= now_s:
+                self._send(heapq.heappop(self._due)[2])
+            if now_s >= next_tick_s:
+                self._control.tick()
+                next_tick_s = max(next_tick_s + self._control.tick_s, now_s)
+            if now_s >= next_sample_s:
+                self._sample()
+                next_sample_s = max(next_sample_s + SAMPLE_S, now_s)
+            upcoming_s = min(next_tick_s, next_sample_s, measures.until_s)
+            if self._due:
+                upcoming_s = min(upcoming_s, self._due[0][0])
+            if not node.busy:
+                clock.advance_to(upcoming_s)
+                continue
+            self._step(upcoming_s)
+        measures.preemptions = node.preemptions
+        measures.steps = node.tally.steps
+        return measures
+
+    def _step(self, upcoming_s: float) -> None:
+        clock = self._node.clock
+        emitted, executed = self._node.step()
+        for one in emitted:
+            playing = self._open[one.request_id]
+            times = playing.times
+            assert times is not None
+            if one.cached_tokens is not None:
+                times.cached_tokens = one.cached_tokens
+            if one.tokens and times.first_token_s is None:
+                times.first_token_s = clock.now_s()
+            if one.finished:
+                times.finished_s = clock.now_s()
+                times.failed = one.failed
+                del self._open[one.request_id]
+                self._next_call(playing)
+        if executed or not self._node.busy:
+            return
+        copy_s = self._node.next_copy_done_s()
+        if copy_s is None:
+            # A copy that has just ended is acknowledged with the next step, at the same time.
+            clock.advance_to(min(upcoming_s, clock.now_s() + STUCK_STEP_S))
+        else:
+            clock.advance_to(min(upcoming_s, copy_s))
+
+    # --- sessions -----------------------------------------------------------------------
+
+    def _begin(self, play: Play) -> None:
+        self._at(play.start_s, _Playing(play, play.first_call, next(play.calls)))
+
+    def _next_call(self, playing: _Playing) -> None:
+        now_s, play = self._node.clock.now_s(), playing.play
+        call = next(play.calls, None)
+        if call is not None:
+            playing.call = call
+            playing.number += 1
+            at_s = now_s + call.think_s * self._think_scale
+            if at_s < play.until_s:
+                self._at(at_s, playing)
+            return
+        following = self._players.following(play, now_s)
+        if following is not None:
+            self._begin(following)
+
+    def _at(self, at_s: float, playing: _Playing) -> None:
+        self._order += 1
+        heapq.heappush(self._due, (at_s, self._order, playing))
+
+    def _send(self, playing: _Playing) -> None:
+        call, play, now_s = playing.call, playing.play, self._node.clock.now_s()
+        admission = self._control.admission
+        if admission is not None and playing.number == play.first_call:
+            limit = admission.max_waiting_sessions
+            if limit is not None and self._node.counts()[1] >= limit:
+                # As a client does that got 429 with Retry-After.
+                self._measures.refused += 1
+                self._at(now_s + admission.retry_after_s, playing)
+                return
+        times = CallTimes(
+            play.name,
+            playing.number,
+            call.input_tokens,
+            call.output_tokens,
+            now_s,
+        )
+        playing.times = times
+        self._measures.calls.append(times)
+        request_id = f"{play.name}.{playing.number}"
+        self._open[request_id] = playing
+        self._node.add(
+            SimulatedCall(request_id, call.blocks, call.input_tokens, call.output_tokens)
+        )
+
+    def _sample(self) -> None:
+        node, now_s = self._node, self._node.clock.now_s()
+        self._progress(now_s)
+        serving = node.serving()
+        tokens = (serving.prefix_hit_tokens, serving.prompt_tokens, serving.generated_tokens)
+        link_bytes = node.tally.gather_bytes + node.copied_bytes()
+        self._measures.samples.append(sample_of(node.take_report(), now_s, tokens, link_bytes))

@@ -1,0 +1,133 @@
+"""Which policy steers a run: `--policy` and `--sweep` as documents, and stock vLLM beside them.
+
+A policy is written NAME or NAME,KEY=VALUE,...: a shipped policy, a file or `stock`; the keys are
+those of the policy document. `pools.hisparse=75%` stands for a split that is fixed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hisparsed.config.shipped import shipped_config
+from hisparsed.errors import UserError
+from hisparsed.policy.effective import parse_policy
+from hisparsed.policy.units import parse_fraction
+
+STOCK = "stock"
+"""vLLM's own order, split and copies, with nothing that moves."""
+FIXED_SPLIT = "pools.hisparse"
+_MOST_STEPS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """``text`` is the document to run under; ``None`` is stock vLLM with ``hisparse_share``."""
+
+    name: str
+    text: str | None
+    hisparse_share: float = 0.75
+
+
+def choose_policy(spec: str) -> PolicyChoice:
+    """Raises ``UserError`` for what is not known, ``ConfigError`` for a wrong document."""
+    name, *settings = spec.split(",")
+    pairs = [_pair(setting) for setting in settings]
+    if name == STOCK:
+        return _stock(spec, pairs)
+    text = _document(name).read_text()
+    if pairs:
+        tree = yaml.safe_load(text)
+        for key, value in pairs:
+            for own_key, own_value in _expanded(key, value):
+                _put(tree, own_key, own_value)
+        text = yaml.safe_dump(tree, sort_keys=False)
+    parse_policy(text, spec)
+    return PolicyChoice(spec, text)
+
+
+def sweep_policies(base: str, sweep: str) -> list[PolicyChoice]:
+    """``base`` once for each value of KEY=FIRST..LAST:STEP (shares) or KEY=A|B|C."""
+    key, value = _pair(sweep)
+    return [choose_policy(f"{base},{key}={one}") for one in _values(value)]
+
+
+def _stock(spec: str, pairs: list[tuple[str, str]]) -> PolicyChoice:
+    share = 0.75
+    for key, value in pairs:
+        if key != FIXED_SPLIT:
+            raise UserError(f"--policy {spec}: stock vLLM has no {key}; only {FIXED_SPLIT} is known")
+        share = _share(value)
+    return PolicyChoice(spec, None, share)
+
+
+def _document(name: str) -> Path:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise UserError(f"--policy: there is no file {name}")
+        return path
+    for place in (f"{name}.yaml", f"policies/{name}.yaml"):
+        try:
+            return shipped_config(place)
+        except FileNotFoundError:
+            continue
+    folder = shipped_config("policy.yaml").parent / "policies"
+    known = ["policy", STOCK, *sorted(path.stem for path in folder.glob("*.yaml"))]
+    raise UserError(
+        f"--policy: {name!r} is not known; name a .yaml file or one of {', '.join(known)}"
+    )
+
+
+def _pair(setting: str) -> tuple[str, str]:
+    key, equals, value = setting.partition("=")
+    if not (key and equals and value):
+        raise UserError(f"{setting!r} is not right; write KEY=VALUE, such as pools.hisparse=75%")
+    return key, value
+
+
+def _expanded(key: str, value: str) -> Iterator[tuple[str, Any]]:
+    if key != FIXED_SPLIT:
+        yield key, yaml.safe_load(value)
+        return
+    share = _share(value)
+    yield "rebalance.strategy", "fixed"
+    yield "pools.hisparse.start", share
+    yield "pools.offload.start", None
+    yield "pools.hisparse.floor", min(0.5, share)
+    yield "pools.offload.floor", min(0.01, 1 - share)
+    yield "pools.offload.ceiling", max(0.5, 1 - share)
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+    tree[last] = value
+
+
+def _values(text: str) -> list[str]:
+    if ".." not in text:
+        return text.split("|")
+    ends, _, step_text = text.partition(":")
+    first_text, _, last_text = ends.partition("..")
+    if not step_text:
+        raise UserError(f"--sweep: {text!r} has no step; write FIRST..LAST:STEP, as 60%..95%:5%")
+    first, last, step = _share(first_text), _share(last_text), _share(step_text)
+    if step <= 0 or last < first:
+        raise UserError(f"--sweep: {text!r} has no values; FIRST is at most LAST, STEP above 0")
+    count = int((last - first) / step + 1e-9) + 1
+    if count > _MOST_STEPS:
+        raise UserError(f"--sweep: {text!r} has {count} values; {_MOST_STEPS} is the most")
+    return [f"{(first + index * step) * 100:g}%" for index in range(count)]
+
+
+def _share(text: str) -> float:
+    try:
+        return parse_fraction(text)
+    except ValueError:
+        raise UserError(f"{text!r} is not a share; write a percentage such as 75%") from None

@@ -1,0 +1,131 @@
+"""The figures of one run, as the table and the JSON show them. Pure.
+
+Rates are of the whole node: a run at scale 1/8 counts eightfold. Counts are as simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from pydantic import BaseModel, ConfigDict
+
+from hisparsed.simulate.measures import CallTimes, Measures, Sample
+
+
+class Limits(BaseModel):
+    """A call is good when it keeps both, in seconds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    ttft_s: float = 30.0
+    itl_s: float = 0.1
+
+
+class PolicyResult(BaseModel):
+    """One policy on one workload, from the end of the warm-up on."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    users: int | None
+    seed: int
+    sessions: int
+    """Sessions that had a call finished."""
+    calls: int
+    calls_per_hour: float
+    throughput: float
+    """Output tokens a second."""
+    goodput: float
+    """Calls an hour that keep both limits."""
+    prefix_hit_tokens: int
+    recomputed_tokens: int
+    """Prompt tokens that no cache had."""
+    preemptions: int
+    occupancy: float
+    """Requests running at a time, mean."""
+    waiting: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    itl_p50_s: float
+    load: float
+    """Live set / smaller reach, mean."""
+    link_use: float
+    """Share of the time that one GPU's link would need for its bytes at copy speed."""
+    moves: int
+    refused: int
+    failed: int
+    steps: int
+
+
+def summarise(
+    name: str,
+    users: int | None,
+    seed: int,
+    measures: Measures,
+    *,
+    scale: Fraction,
+    copy_bandwidth: float,
+    limits: Limits,
+) -> PolicyResult:
+    """Raises ``ValueError`` when nothing was measured."""
+    span_s = measures.until_s - measures.from_s
+    whole = float(1 / scale)
+    done = finished_calls(measures)
+    good = [call for call in done if call.ttft_s <= limits.ttft_s and call.itl_s <= limits.itl_s]
+    samples = [one for one in measures.samples if one.at_s >= measures.from_s]
+    if not samples:
+        raise ValueError("the run ended within its warm-up")
+    hours = span_s / 3600
+    inputs = sum(call.input_tokens for call in done)
+    hits = sum(call.cached_tokens for call in done)
+    generated = samples[-1].generated_tokens - samples[0].generated_tokens
+    link_bytes = samples[-1].link_bytes - samples[0].link_bytes
+    ttfts = sorted(call.ttft_s for call in done)
+    itls = sorted(call.itl_s for call in done)
+    return PolicyResult(
+        name=name,
+        users=users,
+        seed=seed,
+        sessions=len({call.play for call in done}),
+        calls=len(done),
+        calls_per_hour=len(done) / hours * whole,
+        throughput=generated / span_s * whole,
+        goodput=len(good) / hours * whole,
+        prefix_hit_tokens=hits,
+        recomputed_tokens=inputs - hits,
+        preemptions=measures.preemptions,
+        occupancy=_mean([one.running for one in samples]) * whole,
+        waiting=_mean([one.waiting for one in samples]) * whole,
+        ttft_p50_s=quantile(ttfts, 0.5),
+        ttft_p99_s=quantile(ttfts, 0.99),
+        itl_p50_s=quantile(itls, 0.5),
+        load=_mean([_load(one) for one in samples]),
+        link_use=link_bytes * whole / copy_bandwidth / span_s,
+        moves=measures.moves,
+        refused=measures.refused,
+        failed=sum(call.failed for call in measures.calls),
+        steps=measures.steps,
+    )
+
+
+def finished_calls(measures: Measures) -> list[CallTimes]:
+    """Calls that finished, and not in vain, within the measured part."""
+    return [
+        call
+        for call in measures.calls
+        if call.finished_s is not None and not call.failed and call.finished_s >= measures.from_s
+    ]
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value at ``share`` of ascending values; 0 for none."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _load(one: Sample) -> float:
+    return one.live_tokens / max(1, min(one.hisparse_reach_tokens, one.offload_reach_tokens))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

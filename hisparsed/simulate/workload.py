@@ -1,0 +1,254 @@
+"""Recorded traces as calls of a simulated node: names of blocks, pauses, who plays what.
+
+Blocks get names, not tokens: equal names are equal prefixes. An answer's blocks have the names
+that the session's next prompt gives those positions, where that prompt goes on from this one, as
+an agent's does. Pure and seeded; not here: when calls are really sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import Protocol
+
+from hisparsed.errors import UserError
+from hisparsed.replay.model import Call, Session, Trace, block_ids
+
+SPACE_BITS = 40
+"""Block ids of a trace carry their name space above these bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """One call of a play of a session; ``think_s`` follows the call before it."""
+
+    blocks: Sequence[bytes]
+    input_tokens: int
+    output_tokens: int
+    think_s: float
+
+
+class Sessions:
+    """The sessions of one trace as the engine's blocks of ``block_tokens``.
+
+    Calls longer than ``max_model_len`` are left out. Raises ``UserError`` when none is left.
+    """
+
+    def __init__(self, trace: Trace, block_tokens: int, max_model_len: int | None = None) -> None:
+        if trace.block_tokens % block_tokens:
+            raise UserError(
+                f"{trace.name}: its blocks of {trace.block_tokens} tokens are not whole blocks of "
+                f"{block_tokens}"
+            )
+        self._parts = trace.block_tokens // block_tokens
+        self._block_tokens = block_tokens
+        limit = max_model_len or _longest(trace)
+        kept = [_fitting(session, limit) for session in trace.sessions]
+        self.sessions = tuple(session for session in kept if session.calls)
+        if not self.sessions:
+            raise UserError(f"{trace.name}: no call fits {limit} tokens")
+        self.longest = max(
+            call.input_tokens + max(1, call.output_tokens)
+            for session in self.sessions
+            for call in session.calls
+        )
+        self._shared = _shared_spaces(self.sessions)
+
+    def play(self, index: int, instance: str) -> Iterator[PlannedCall]:
+        """The calls of session ``index``; another ``instance`` shares only common prefixes."""
+        calls = self.sessions[index].calls
+        names = [self._names(call, instance) for call in calls]
+        for number, call in enumerate(calls):
+            after = names[number + 1] if number + 1 < len(calls) else []
+            answer = max(1, call.output_tokens)
+            blocks = (call.input_tokens + answer) // self._block_tokens
+            own = names[number]
+            tail = f"answer {instance} {index} {number} ".encode()
+            goes_on = after[: len(own)] == own
+            more = after[len(own) : blocks] if goes_on else []
+            rest = range(len(own) + len(more), blocks)
+            yield PlannedCall(
+                [*own, *more, *(tail + b"%d" % block for block in rest)],
+                call.input_tokens,
+                answer,
+                call.think_time_s,
+            )
+
+    def _names(self, call: Call, instance: str) -> list[bytes]:
+        """Names of the full blocks of a prompt."""
+        salt = f"{instance} ".encode()
+        found: list[bytes] = []
+        for block in (*block_ids(call.blocks), call.tail_block):
+            common = block >> SPACE_BITS in self._shared
+            name = b"%d" % block if common else salt + b"%d" % block
+            if self._parts == 1:
+                found.append(name)
+            else:
+                found.extend(name + b"/%d" % part for part in range(self._parts))
+        return found[: call.input_tokens // self._block_tokens]
+
+
+def _longest(trace: Trace) -> int:
+    return max(
+        call.input_tokens + max(1, call.output_tokens)
+        for session in trace.sessions
+        for call in session.calls
+    )
+
+
+def _fitting(session: Session, limit: int) -> Session:
+    calls = tuple(
+        call for call in session.calls if call.input_tokens + max(1, call.output_tokens) <= limit
+    )
+    return Session(session.id, calls, session.start_s)
+
+
+def _shared_spaces(sessions: Sequence[Session]) -> frozenset[int]:
+    """Name spaces whose blocks more than one session has: common prompts."""
+    owners: dict[int, int] = {}
+    shared: set[int] = set()
+    for number, session in enumerate(sessions):
+        for call in session.calls:
+            for run in call.blocks:
+                space = run.first >> SPACE_BITS
+                if owners.setdefault(space, number) != number:
+                    shared.add(space)
+    return frozenset(shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """One run through a session, beginning at ``start_s``; no call begins after ``until_s``."""
+
+    name: str
+    """Names requests; no other play of the run has it."""
+    first_call: int
+    start_s: float
+    until_s: float
+    calls: Iterator[PlannedCall]
+
+
+class Players(Protocol):
+    """Who plays which session when."""
+
+    def first(self) -> list[Play]:
+        """What begins by itself."""
+        ...
+
+    def following(self, ended: Play, now_s: float) -> Play | None:
+        """What begins because ``ended`` has come to its end."""
+        ...
+
+
+class ClosedLoop:
+    """So many users at a time; each plays one session after another, drawn by the seed.
+
+    The first play of each user begins somewhere inside its session and within ``ramp_s``, so
+    that contexts of all ages are there from the start.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        users: int,
+        seed: int,
+        *,
+        ramp_s: float,
+        from_s: float = 0.0,
+        until_s: float = math.inf,
+        name: str = "",
+    ) -> None:
+        if users < 1:
+            raise UserError(f"--users: {users} is not right; need 1 or more")
+        self._sessions = sessions
+        self._ramp_s = ramp_s
+        self._from_s = from_s
+        self._until_s = until_s
+        self._name = name
+        self._draw = [Random(f"{seed} {name} user {user}") for user in range(users)]
+        self._user_of: dict[str, int] = {}
+        self._instances = 0
+
+    def first(self) -> list[Play]:
+        found = []
+        for user, draw in enumerate(self._draw):
+            session = draw.randrange(len(self._sessions.sessions))
+            call = draw.randrange(len(self._sessions.sessions[session].calls))
+            start_s = self._from_s + draw.random() * self._ramp_s
+            found.append(self._play(user, session, call, start_s))
+        return found
+
+    def following(self, ended: Play, now_s: float) -> Play | None:
+        user = self._user_of.pop(ended.name)
+        session = self._draw[user].randrange(len(self._sessions.sessions))
+        return self._play(user, session, 0, now_s) if now_s < self._until_s else None
+
+    def _play(self, user: int, session: int, call: int, start_s: float) -> Play:
+        self._instances += 1
+        name = f"{self._name}{session}.{self._instances}"
+        self._user_of[name] = user
+        calls = islice(self._sessions.play(session, name), call, None)
+        return Play(name, call, start_s, self._until_s, calls)
+
+
+class OpenLoop:
+    """Sessions start when the trace started them, ``load`` times as fast, ``share`` of them.
+
+    The trace is played again, with fresh prefixes, when it ends before ``until_s``.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        seed: int,
+        *,
+        load: float,
+        share: float,
+        from_s: float = 0.0,
+        until_s: float,
+        name: str = "",
+    ) -> None:
+        if load <= 0:
+            raise UserError(f"--load: {load:g} is not right; need more than 0")
+        draw = Random(f"{seed} {name} open loop")
+        span_s = max(session.start_s for session in sessions.sessions) / load + 1.0
+        self._plays = []
+        for lap in range(int((until_s - from_s) // span_s) + 1):
+            for index, session in enumerate(sessions.sessions):
+                start_s = from_s + session.start_s / load + lap * span_s
+                if draw.random() < share and start_s < until_s:
+                    calls = sessions.play(index, f"{name}{lap}")
+                    play = Play(f"{name}{index}.{lap}", 0, start_s, until_s, calls)
+                    self._plays.append(play)
+
+    def first(self) -> list[Play]:
+        return list(self._plays)
+
+    def following(self, ended: Play, now_s: float) -> Play | None:
+        return None
+
+
+class Mixed:
+    """Several kinds of traffic beside or after one another."""
+
+    def __init__(self, parts: Sequence[Players]) -> None:
+        self._parts = parts
+        self._part_of: dict[str, Players] = {}
+
+    def first(self) -> list[Play]:
+        found = []
+        for part in self._parts:
+            for play in part.first():
+                self._part_of[play.name] = part
+                found.append(play)
+        return found
+
+    def following(self, ended: Play, now_s: float) -> Play | None:
+        part = self._part_of.pop(ended.name)
+        play = part.following(ended, now_s)
+        if play is not None:
+            self._part_of[play.name] = part
+        return play

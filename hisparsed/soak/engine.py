@@ -1,0 +1,130 @@
+"""A reference node's engine in this process, driven step by step on a virtual clock.
+
+Same vLLM engine, scheduler, connectors and executor as in the daemon; no engine-core child, no
+API server, no threads. What happens depends on the calls made, not on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hisparsed.config.node import NodeConfig
+from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
+from hisparsed.engine.plugin import LAUNCHED_ENV, control
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How far a call has come: all its tokens so far; ``failed`` ended without an answer.
+
+    ``cached_tokens`` of its prompt were a prefix hit.
+    """
+
+    request_id: str
+    tokens: Sequence[int]
+    finished: bool
+    failed: bool = False
+    cached_tokens: int = 0
+
+
+class Engine(Protocol):
+    """What a soak drives."""
+
+    def add(self, request_id: str, prompt: Sequence[int], max_tokens: int) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    def step(self) -> list[Answer]: ...
+    def apply(self, command: EngineCommand) -> ApplyResult: ...
+    def report(self) -> EngineReport: ...
+    def check(self) -> list[str]: ...
+    def reset_caches(self, *, running: bool, connector: bool) -> bool: ...
+
+
+class VirtualClock:
+    """Seconds that go on only when told to."""
+
+    def __init__(self, now_s: float = 1000.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class InProcessEngine:
+    """Implements ``Engine``. ``close`` it; two may live at once."""
+
+    def __init__(self, config: NodeConfig, *, max_multiplier: float, clock: VirtualClock) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ[LAUNCHED_ENV] = "1"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from hisparsed.engine.launch import reference_vllm_config
+
+        self._clock = clock
+        self._llm = LLMEngine.from_vllm_config(
+            reference_vllm_config(config, max_multiplier=max_multiplier)
+        )
+        self.core: Any = self._llm.engine_core.engine_core
+        scheduler = self.core.scheduler
+        scheduler.clock_s = scheduler.wall_clock_s = clock
+
+    def add(self, request_id: str, prompt: Sequence[int], max_tokens: int) -> None:
+        """Send a greedy call of exactly ``max_tokens`` tokens."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        self._llm.add_request(
+            request_id, {"prompt_token_ids": list(prompt)}, params, arrival_time=self._clock()
+        )
+
+    def abort(self, request_id: str) -> None:
+        self._llm.abort_request([request_id])
+
+    def step(self) -> list[Answer]:
+        """One engine step; the calls that it brought forward."""
+        return [_answer(output) for output in self._llm.step()]
+
+    def apply(self, command: EngineCommand) -> ApplyResult:
+        payload = command.model_dump(exclude_none=True)
+        return ApplyResult.model_validate(control(self.core, "apply", payload))
+
+    def report(self) -> EngineReport:
+        return EngineReport.model_validate(control(self.core, "report", {}))
+
+    def check(self) -> list[str]:
+        """Every broken invariant of the host ledger, in a sentence; looks at every block."""
+        watch = self.core.scheduler.hisparsed.host.watch
+        return [f"{one.rule}: {one.sentence}" for one in watch.look_at_everything()]
+
+    def reset_caches(self, *, running: bool, connector: bool) -> bool:
+        """Forget all prefixes; whether vLLM could. ``running`` preempts what runs."""
+        try:
+            return bool(
+                self._llm.reset_prefix_cache(
+                    reset_running_requests=running, reset_connector=connector
+                )
+            )
+        except RuntimeError as error:
+            # vLLM refuses while a call waits for a load; what ran is preempted all the same.
+            if "Failed to reset KV cache" not in str(error):
+                raise
+            return False
+
+    def close(self) -> None:
+        self._llm.engine_core.shutdown()
+
+
+def _answer(output: Any) -> Answer:
+    first = output.outputs[0]
+    failed = output.finished and first.finish_reason not in ("length", "stop")
+    return Answer(
+        output.request_id,
+        first.token_ids,
+        bool(output.finished),
+        bool(failed),
+        int(output.num_cached_tokens or 0),
+    )

@@ -1,0 +1,25 @@
+"""A value that an operator put above the document for a time; data only.
+
+Who keeps it, and what becomes of it when the document changes, is the daemon's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hisparsed.policy.schedules import Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """``expires_unix_s`` of ``None`` lasts until it is unset."""
+
+    key: str
+    value: Scalar
+    """As written; units are read with the rest of the document."""
+    actor: str
+    set_unix_s: float
+    expires_unix_s: float | None
+
+    def expired(self, unix_s: float) -> bool:
+        return self.expires_unix_s is not None and unix_s >= self.expires_unix_s

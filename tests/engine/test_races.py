@@ -1,0 +1,289 @@
+"""Races around moving blocks, each on vLLM's own scheduler. One guard a test: docs/architecture.md
+names it, and the test fails without it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversations import (
+    EngineShape,
+    apply,
+    build_engine,
+    converse,
+    core_of,
+    make_conversations,
+    report,
+)
+from scripted_workers import ScriptedWorkers
+
+pytestmark = pytest.mark.engine
+
+SHAPE = EngineShape(
+    gpu_blocks=160,
+    host_budget_bytes=2 << 20,
+    max_num_seqs=6,
+    max_num_batched_tokens=64,
+    max_model_len=256,
+)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return build_engine(tmp_path_factory.mktemp("races"), SHAPE)
+
+
+@pytest.fixture
+def workers(engine: Any) -> Iterator[ScriptedWorkers]:
+    workers = ScriptedWorkers(engine)
+    yield workers
+    workers.hold_offload = False
+    for request_id in workers.unfinished:
+        workers.cancel(request_id)
+    workers.run()
+    workers.host.ledger.give_back(workers.host.ledger.budget)
+    apply(engine, {"offload_target_blocks": 0, "reserve_target_blocks": 0, "admission": {}})
+    assert workers.scheduler.reset_prefix_cache(False, True)
+    workers.run()
+    workers.check()
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return [random.Random(seed).randrange(32, 127) for _ in range(length)]
+
+
+def forget_gpu_pages(workers: ScriptedWorkers) -> None:
+    assert workers.scheduler.kv_cache_manager.block_pool.reset_prefix_cache()
+
+
+@contextmanager
+def kept_by_somebody(workers: ScriptedWorkers, free: int) -> Iterator[None]:
+    """All but ``free`` of HiSparse's blocks are held for longer than a call."""
+    pool = workers.host.pool
+    blocks = pool.get_new_blocks(pool.get_num_free_blocks() - free)
+    try:
+        yield
+    finally:
+        pool.free_blocks(blocks)
+
+
+def with_a_store_in_flight(workers: ScriptedWorkers) -> str:
+    request_id = workers.admit(prompt(1, 120), 3)
+    workers.hold_offload = True
+    while not workers.jobs:
+        workers.step()
+    return request_id
+
+
+def test_a_shrink_between_lookup_and_load_waits_for_the_end_of_the_pass(
+    engine: Any, workers: ScriptedWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply(engine, {"offload_target_blocks": 40})
+    workers.admit(prompt(1, 200), 2)
+    workers.run()
+    forget_gpu_pages(workers)
+    offload, lookup = workers.host.offload, workers.host.offload.lookup
+    shrunk = []
+
+    def look_up_then_shrink(*arguments: Any) -> Any:
+        result = lookup(*arguments)
+        if result.name == "HIT" and not shrunk:
+            shrunk.append(apply(engine, {"offload_target_blocks": 0})["lent_blocks"])
+        return result
+
+    monkeypatch.setattr(offload, "lookup", look_up_then_shrink)
+    workers.admit(prompt(1, 200), 2)
+    workers.hold_offload = True
+    workers.step()
+    (job,) = workers.jobs.values()
+    assert job.is_load
+    assert shrunk == [40], "nothing moves inside the pass"
+    workers.step()
+    assert workers.host.ledger.counts().draining == len(job.host_blocks)
+    workers.check()
+    workers.hold_offload = False
+    workers.run()
+    assert workers.host.ledger.counts().lent == 0
+
+
+def test_a_recall_while_a_store_is_in_flight_leaves_the_block_until_it_ends(
+    engine: Any, workers: ScriptedWorkers
+) -> None:
+    apply(engine, {"offload_target_blocks": 30})
+    with_a_store_in_flight(workers)
+    storing = {block for job in workers.jobs.values() for block in job.host_blocks}
+    apply(engine, {"offload_target_blocks": 0})
+    assert report(engine)["host"]["draining_blocks"] == len(storing)
+    workers.check()
+    workers.hold_offload = False
+    workers.run()
+    assert report(engine)["host"]["lent_blocks"] == 0
+
+
+def test_blocks_come_back_at_once_when_nothing_runs_for_want_of_them(
+    engine: Any, workers: ScriptedWorkers
+) -> None:
+    budget = report(engine)["geometry"]["budget_blocks"]
+    apply(engine, {"reserve_target_blocks": 5})
+    apply(engine, {"offload_target_blocks": budget})
+    lent = report(engine)["host"]["lent_blocks"]
+    with kept_by_somebody(workers, free=3):
+        workers.admit(prompt(2, 200), 2)
+        workers.step()
+        host = report(engine)["host"]
+        assert host["given_back_blocks"] > 0
+        assert host["lent_blocks"] == host["offload_target_blocks"] < lent
+        assert host["reserve_blocks"] == 5, "lent blocks go first"
+        workers.run(steps=20)
+    assert workers.unfinished == []
+
+
+def test_nothing_is_given_back_while_the_engine_is_paused(
+    engine: Any, workers: ScriptedWorkers
+) -> None:
+    from vllm.v1.core.sched.interface import PauseState
+
+    apply(engine, {"offload_target_blocks": 1000})
+    lent = report(engine)["host"]["lent_blocks"]
+    with kept_by_somebody(workers, free=3):
+        workers.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        workers.admit(prompt(2, 200), 2)
+        workers.step()
+        assert report(engine)["host"]["lent_blocks"] == lent
+        workers.scheduler.set_pause_state(PauseState.UNPAUSED)
+        workers.step()
+        assert report(engine)["host"]["lent_blocks"] < lent
+        workers.run(steps=20)
+
+
+def test_a_full_tier_stores_nothing_more_and_nothing_fails(
+    engine: Any, workers: ScriptedWorkers
+) -> None:
+    apply(engine, {"offload_target_blocks": 1})
+    with_a_store_in_flight(workers)
+    for seed in range(4):
+        workers.admit(prompt(10 + seed, 120), 4)
+    for _ in range(60):
+        if not workers.unfinished:
+            break
+        workers.step()
+    assert workers.unfinished == []
+    assert (
+        report(engine)["host"]["offload_stored_chunks"]
+        <= workers.host.ledger.layout.chunks_per_block
+    )
+    workers.check()
+
+
+def test_a_reset_works_while_blocks_are_lent_and_drops_their_idle_chunks(
+    engine: Any, workers: ScriptedWorkers
+) -> None:
+    apply(engine, {"offload_target_blocks": 30, "reserve_target_blocks": 10})
+    workers.admit(prompt(3, 150), 2)
+    workers.run()
+    before = report(engine)["host"]
+    assert before["offload_stored_chunks"] > 0
+    assert before["hisparse_cached_blocks"] > 0
+    assert workers.scheduler.reset_prefix_cache()
+    host = report(engine)["host"]
+    assert (host["lent_blocks"], host["reserve_blocks"]) == (30, 10)
+    assert (host["offload_stored_chunks"], host["hisparse_cached_blocks"]) == (0, 0)
+
+
+def test_a_reset_is_refused_while_a_request_holds_blocks(
+    engine: Any, workers: ScriptedWorkers
+) -> None:
+    apply(engine, {"offload_target_blocks": 30})
+    workers.admit(prompt(3, 150), 20)
+    workers.step()
+    assert not workers.scheduler.reset_prefix_cache()
+    workers.check()
+
+
+def test_after_a_reset_slots_with_a_transfer_in_flight_settle_before_they_move(
+    engine: Any, workers: ScriptedWorkers
+) -> None:
+    apply(engine, {"offload_target_blocks": 30})
+    workers.cancel(with_a_store_in_flight(workers))
+    storing = {block for job in workers.jobs.values() for block in job.host_blocks}
+    workers.scheduler.reset_prefix_cache(False, True)
+    workers.check()
+    apply(engine, {"offload_target_blocks": 0})
+    host = report(engine)["host"]
+    assert host["draining_blocks"] == host["lent_blocks"] == len(storing)
+    workers.check()
+    assert workers.is_busy(), "an idle engine has to step once more, for the flush"
+    workers.run()
+    assert report(engine)["host"]["lent_blocks"] == 0
+
+
+def test_a_call_larger_than_what_is_left_waits_and_is_served(
+    engine: Any, workers: ScriptedWorkers
+) -> None:
+    geometry = report(engine)["geometry"]
+    apply(engine, {"offload_target_blocks": geometry["budget_blocks"]})
+    first = workers.admit(prompt(4, 200), 30)
+    workers.step()
+    second = workers.admit(prompt(5, 220), 3)
+    waited = 0
+    while first in workers.unfinished:
+        workers.step()
+        waited += workers.scheduler.requests[second].num_computed_tokens == 0
+        counts = workers.host.ledger.counts()
+        assert counts.hisparse_capacity >= geometry["floor_blocks"]
+    assert waited > 5
+    workers.run(steps=40)
+    assert workers.unfinished == []
+
+
+def test_a_call_larger_than_the_node_can_ever_hold_is_refused(engine: Any) -> None:
+    from vllm import SamplingParams
+
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match="256 tokens.* contains 300 input tokens"):
+        engine.add_request("large", {"prompt_token_ids": prompt(6, 300)}, SamplingParams())
+
+
+def test_lent_blocks_are_not_in_use_to_vllms_gauges(engine: Any, workers: ScriptedWorkers) -> None:
+    apply(engine, {"offload_target_blocks": 60, "reserve_target_blocks": 10})
+    assert workers.host.pool.get_usage() == 0.0
+    workers.admit(prompt(7, 64), 20)
+    workers.step()
+    counts = workers.host.ledger.counts()
+    hisparse = workers.scheduler.connector._connectors[0]
+    (usage,) = hisparse.get_kv_connector_stats().data["host_cache_usage_perc"]
+    assert usage == pytest.approx(counts.hisparse_in_use / counts.hisparse_capacity)
+    assert 0 < usage < 1
+
+
+def test_resets_and_moves_at_random_change_no_token(tmp_path: Path) -> None:
+    shape = EngineShape(gpu_blocks=420, host_budget_bytes=20 << 20, ack_lag_steps=3)
+
+    def talk(between: Any) -> Any:
+        engine = build_engine(tmp_path, shape)
+        apply(engine, {"offload_target_blocks": 300})
+        conversations = make_conversations(count=6, turns=3, first=300, later=60, answer=16, seed=5)
+        return converse(engine, conversations, lambda step: between(engine, step)).answers
+
+    rng = random.Random(0)
+    resets = []
+
+    def disturb(engine: Any, step: int) -> None:
+        if step % 4 == 0:
+            blocks = rng.randrange(900)
+            apply(engine, {"offload_target_blocks": blocks, "reserve_target_blocks": blocks // 9})
+        if step % 7 == 3:
+            try:
+                core_of(engine).reset_prefix_cache(rng.random() < 0.5, rng.random() < 0.5)
+                resets.append(step)
+            except RuntimeError as refusal:
+                assert "Failed to reset KV cache" in str(refusal)
+        assert core_of(engine).scheduler.hisparsed.host.watch.look_at_everything() == []
+
+    assert talk(disturb) == talk(lambda engine, step: None)
+    assert len(resets) > 5

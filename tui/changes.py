@@ -1,0 +1,154 @@
+"""What an operator can ask of a node: each change with a text that says what will happen.
+
+Pure. Nothing is sent here; every change carries the policy generation that the operator saw.
+"""
+
+from __future__ import annotations
+
+import getpass
+from dataclasses import dataclass, field
+
+from hisparsed.tui import format as fmt
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.views.levers import setting_text
+from hisparsed.tui.wire import Document, dig, items, text
+
+MODES = ("act", "advise", "off")
+_MODE_MEANS = {
+    "act": "moves again, as far as the policy document allows",
+    "advise": "is still decided and explained, but nothing of it is sent to the engine",
+    "off": "is left alone: no decisions, no moves",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One ``POST``. ``consequences`` are sentences for the confirmation."""
+
+    title: str
+    consequences: tuple[str, ...]
+    path: str
+    body: Document = field(default_factory=dict)
+
+
+def actor() -> str:
+    """Who asks, for the journal."""
+    try:
+        return f"{getpass.getuser()} (top)"
+    except (KeyError, OSError):
+        return "unknown (top)"
+
+
+def request_body(model: NodeModel, change: Change) -> Document:
+    """What is sent: the change, who asks, and which policy they had before them."""
+    body: Document = {"actor": actor(), **change.body}
+    if model.generation is not None:
+        body["expected_generation"] = model.generation
+    return body
+
+
+def reload(model: NodeModel) -> Change:
+    path = text(model.policy, "file") or text(model.policy, "path") or "the policy file"
+    return Change(
+        "Reload the policy",
+        (
+            f"The node reads {path} again. A good document is in force from the next tick, as a "
+            f"new generation after {model.generation}.",
+            "A document with a mistake is refused with line and key; the policy in force stays.",
+        ),
+        "/v1/policy/reload",
+    )
+
+
+def freeze(model: NodeModel, lever: str) -> Change:
+    return Change(
+        f"Freeze {lever}",
+        (
+            f"{lever} stays at {_current(model, lever)} until it is thawed or the daemon ends; a "
+            "reload does not thaw it.",
+            "It goes on being decided and explained, with the reason Frozen.",
+        ),
+        "/v1/freeze",
+        {"levers": [lever]},
+    )
+
+
+def thaw(model: NodeModel, lever: str) -> Change:
+    return Change(
+        f"Thaw {lever}",
+        (f"{lever} may move again from the next tick; it is at {_current(model, lever)} now.",),
+        "/v1/thaw",
+        {"levers": [lever]},
+    )
+
+
+def set_mode(lever: str, mode: str | None) -> Change:
+    if mode is None:
+        words: tuple[str, ...] = (f"{lever} goes back to the mode that the policy document says.",)
+        title = f"{lever}: mode of the document"
+    else:
+        words = (
+            f"{lever} {_MODE_MEANS[mode]}.",
+            "This holds until it is set back or the daemon ends. The more cautious of this and "
+            "the document counts, so the document can refuse it.",
+        )
+        title = f"{lever}: {mode}"
+    return Change(title, words, "/v1/mode", {"levers": [lever], "mode": mode})
+
+
+def set_value(key: str, before: str, value: str, seconds: float | None) -> Change:
+    """``seconds`` is ``None`` for "until it is unset"."""
+    until = f"for {fmt.duration(seconds)}" if seconds is not None else "until it is unset"
+    after = (
+        "then the policy document counts again" if seconds is not None else "it survives reloads"
+    )
+    return Change(
+        f"Set {key} to {value}",
+        (
+            f"{key} goes from {before} to {value} from the next tick, {until}; {after}.",
+            "The policy file is not changed. A value that the policy may not have is refused.",
+        ),
+        "/v1/policy/set",
+        {"key": key, "value": value, "for_s": seconds},
+    )
+
+
+def unset(key: str) -> Change:
+    return Change(
+        f"Unset {key}",
+        (f"{key} goes back to what the policy document says, from the next tick.",),
+        "/v1/policy/unset",
+        {"key": key},
+    )
+
+
+def parse_seconds(words: str) -> float | None:
+    """From "30s", "10m", "1h30m", or nothing for ``None``. Raises ``ValueError`` with a hint."""
+    words = words.strip()
+    if not words:
+        return None
+    total, digits = 0.0, ""
+    for character in words:
+        if character.isdigit() or character == ".":
+            digits += character
+            continue
+        unit = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}.get(character)
+        if unit is None or not digits:
+            digits = ""
+            break
+        total, digits = total + float(digits) * unit, ""
+    if digits or total <= 0:
+        raise ValueError(f'"{words}" is not a time; write 30s, 10m or 1h30m, or nothing')
+    return total
+
+
+def frozen_levers(model: NodeModel) -> frozenset[str]:
+    found = dig(model.status, "policy.frozen")
+    return frozenset(map(str, found)) if isinstance(found, list) else frozenset()
+
+
+def _current(model: NodeModel, lever: str) -> str:
+    for one in items(model.status, "levers"):
+        if one.get("lever") == lever:
+            return setting_text(model, lever, one.get("current"))
+    return "its value"

@@ -1,0 +1,237 @@
+"""The last two hours of one node as numbers, and the series that charts draw from them.
+
+Samples are raw gauges and counters; rates and ratios come from differences between samples, so
+a counter that went back (a restarted engine) makes a gap and never a spike. Bounded memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hisparsed.tui.wire import Document, number
+
+SPAN_S = 7_200.0
+FINE_S = 0.9
+FINE_SPAN_S = 300.0
+COARSE_S = 4.75
+
+COLUMNS = (
+    "pools.hisparse.in_use_bytes",
+    "pools.hisparse.cached_bytes",
+    "pools.hisparse.capacity_bytes",
+    "pools.hisparse.reach_tokens",
+    "pools.offload.in_use_bytes",
+    "pools.offload.cached_bytes",
+    "pools.offload.capacity_bytes",
+    "pools.offload.reach_tokens",
+    "sessions.live_set_tokens",
+    "sessions.coverage",
+    "requests.running",
+    "requests.waiting",
+    "requests.preemptions_total",
+    "requests.finished_total",
+    "gpu.free_blocks",
+    "gpu.total_blocks",
+    "hot.multiplier",
+    "hot.hits_total",
+    "hot.loads_total",
+    "hot.h2d_bytes_total",
+    "serving.prompt_tokens_total",
+    "serving.generated_tokens_total",
+    "serving.prefix_query_tokens_total",
+    "serving.prefix_hit_tokens_total",
+    "serving.ttft_sum_s",
+    "serving.ttft_count",
+    "serving.itl_sum_s",
+    "serving.itl_count",
+)
+"""Paths into ``observed`` of the status document, and column names of ``/v1/history``."""
+
+_INDEX = {name: index for index, name in enumerate(COLUMNS)}
+Values = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """``top`` alone is a gauge, or a rate a second when ``rate``; over ``bottom`` a ratio.
+
+    ``unit`` is a name of ``views.units``.
+    """
+
+    name: str
+    title: str
+    unit: str
+    top: str
+    bottom: tuple[str, ...] = ()
+    rate: bool = False
+
+
+SERIES = {
+    series.name: series
+    for series in (
+        Series("tokens", "tokens out /s", "count", "serving.generated_tokens_total", rate=True),
+        Series("prompt", "tokens in /s", "count", "serving.prompt_tokens_total", rate=True),
+        Series("finished", "requests /s", "count", "requests.finished_total", rate=True),
+        Series("running", "running", "count", "requests.running"),
+        Series("waiting", "waiting", "count", "requests.waiting"),
+        Series("preempted", "preemptions /s", "count", "requests.preemptions_total", rate=True),
+        Series(
+            "prefix",
+            "prefix hits",
+            "share",
+            "serving.prefix_hit_tokens_total",
+            ("serving.prefix_query_tokens_total",),
+        ),
+        Series(
+            "miss", "hot misses", "share", "hot.loads_total", ("hot.hits_total", "hot.loads_total")
+        ),
+        Series("h2d", "H2D", "bytes/s", "hot.h2d_bytes_total", rate=True),
+        Series("ttft", "TTFT", "seconds", "serving.ttft_sum_s", ("serving.ttft_count",)),
+        Series("itl", "ITL", "seconds", "serving.itl_sum_s", ("serving.itl_count",)),
+        Series("coverage", "coverage", "ratio", "sessions.coverage"),
+        Series("multiplier", "multiplier", "times", "hot.multiplier"),
+        Series("offload", "offload pool", "bytes", "pools.offload.capacity_bytes"),
+        Series("gpu_free", "GPU blocks free", "count", "gpu.free_blocks"),
+    )
+}
+_DIFFERENCES = {name for name, series in SERIES.items() if series.rate or series.bottom}
+
+
+def values_of(observed: object) -> Values:
+    """A sample from ``observed`` of a status document."""
+    return tuple(number(observed, path) for path in COLUMNS)
+
+
+class History:
+    """Samples by time: about one a second for five minutes, one in five seconds before that."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._values: list[Values] = []
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    @property
+    def newest_s(self) -> float | None:
+        return self._times[-1] if self._times else None
+
+    def copy(self) -> History:
+        other = History()
+        other._times, other._values = self._times.copy(), self._values.copy()
+        return other
+
+    def clear(self) -> None:
+        self._times.clear()
+        self._values.clear()
+
+    def add(self, at_unix_s: float, values: Values) -> None:
+        """Samples that come too soon or out of order are left out."""
+        if self._times and at_unix_s - self._times[-1] < FINE_S:
+            return
+        self._times.append(at_unix_s)
+        self._values.append(values)
+        if len(self._times) % 64 == 0:
+            self._thin()
+
+    def load(self, document: Document) -> None:
+        """Take in what ``/v1/history`` answers, before what is here already."""
+        columns = document.get("columns")
+        rows = document.get("rows")
+        if not isinstance(columns, list) or not isinstance(rows, list):
+            return
+        places = [columns.index(name) if name in columns else None for name in COLUMNS]
+        begin = self._times[0] if self._times else float("inf")
+        older = [
+            row
+            for row in rows
+            if isinstance(row, list) and len(row) == len(columns) and (row[0] or 0) < begin
+        ]
+        self._times = [float(row[0]) for row in older] + self._times
+        values = [tuple(None if at is None else row[at] for at in places) for row in older]
+        self._values = values + self._values
+        self._thin()
+
+    def latest(self, name: str, window_s: float) -> float | None:
+        """A series over the last ``window_s``; a gauge's last value."""
+        if not self._times:
+            return None
+        return self.buckets(name, window_s, 1, end_s=self._times[-1])[0]
+
+    def buckets(self, name: str, span_s: float, count: int, *, end_s: float) -> list[float | None]:
+        """``count`` values for equal parts of the time up to ``end_s``, oldest first.
+
+        A part without a sample takes the difference over it from its neighbours (coarse
+        samples, short parts), or the last gauge; before the first sample it is ``None``.
+        """
+        series = SERIES[name]
+        step_s = span_s / count
+        edges = [end_s - span_s + step_s * index for index in range(count + 1)]
+        # The sample at or before an edge; -1 before the first.
+        places = [bisect_left(self._times, edge + 1e-6) - 1 for edge in edges]
+        if name in _DIFFERENCES:
+            return [
+                self._difference(series, places[index], places[index + 1]) for index in range(count)
+            ]
+        column = _INDEX[series.top]
+        return [
+            self._mean(column, places[index] + 1, places[index + 1] + 1) for index in range(count)
+        ]
+
+    def _mean(self, column: int, first: int, beyond: int) -> float | None:
+        found = [
+            value for values in self._values[first:beyond] if (value := values[column]) is not None
+        ]
+        if found:
+            return sum(found) / len(found)
+        # No sample inside: the one before still holds, unless it is old.
+        if first == beyond and 0 < first < len(self._times):
+            return self._values[first - 1][column]
+        return None
+
+    def _difference(self, series: Series, first: int, last: int) -> float | None:
+        if first == last:
+            # A part between two samples: what happened from the one to the other.
+            last += 1
+        first = max(first, 0)
+        if not first < last < len(self._times):
+            return None
+        before, after = self._values[first], self._values[last]
+        top = _delta(before, after, series.top)
+        if top is None:
+            return None
+        if series.rate:
+            return top / (self._times[last] - self._times[first])
+        parts = [_delta(before, after, name) for name in series.bottom]
+        bottom = sum(part for part in parts if part is not None)
+        return top / bottom if bottom > 0 else None
+
+    def _thin(self) -> None:
+        """Keep one in five seconds of what is older than five minutes, none beyond the span."""
+        if not self._times:
+            return
+        newest = self._times[-1]
+        fine_from, begin = newest - FINE_SPAN_S, newest - SPAN_S - COARSE_S
+        times: list[float] = []
+        values: list[Values] = []
+        for at, sample in zip(self._times, self._values, strict=True):
+            if at < begin or (at < fine_from and times and at - times[-1] < COARSE_S):
+                continue
+            times.append(at)
+            values.append(sample)
+        self._times, self._values = times, values
+
+
+def _delta(before: Values, after: Values, name: str) -> float | None:
+    index = _INDEX[name]
+    start, end = before[index], after[index]
+    if start is None or end is None or end < start:
+        return None
+    return end - start
+
+
+def known(values: Sequence[float | None]) -> list[float]:
+    """Without the gaps."""
+    return [value for value in values if value is not None]

@@ -1,0 +1,199 @@
+"""Plays a recorded journal as if its node were running: play, pause, speed, seek.
+
+A feed like the live one. Reading happens in the event loop in small pieces; a tick takes well
+under a millisecond. Clock and sleep come from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hisparsed.tui import format as fmt
+from hisparsed.tui import updates
+from hisparsed.tui.errors import ViewError
+from hisparsed.tui.history import SPAN_S
+from hisparsed.tui.journal_reader import JournalReader, RecordedTick
+from hisparsed.tui.journal_status import flat_decisions, status_document, whole_tick
+from hisparsed.tui.wire import Document, number
+
+SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1_000.0)
+FRAME_S = 0.25
+_SEEK_S = {"back": -30.0, "on": 30.0, "far_back": -600.0, "far_on": 600.0}
+_HISTORY_SAMPLES = 700
+_DECISIONS_BEFORE = 200
+_EVENTS_BEFORE = 100
+_MOST_TICKS_A_FRAME = 200
+_EFFECT_S = 60.0
+_LATER_TICKS = 40
+
+Tell = Callable[[updates.Update], None]
+
+
+class JournalPlayer:
+    """``run`` plays; ``command`` takes what keys say. ``want_requests`` changes nothing here."""
+
+    def __init__(
+        self,
+        reader: JournalReader,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+    ) -> None:
+        self.reader = reader
+        self.want_requests = False
+        self.playing = True
+        self.speed = 1.0
+        self.at_s = reader.times[0]
+        """The journal's time that is shown."""
+        self._clock = clock
+        self._sleep = sleep
+        self._tell: Tell = lambda _: None
+        self._next = 0
+
+    @property
+    def begin_s(self) -> float:
+        return self.reader.times[0]
+
+    @property
+    def end_s(self) -> float:
+        return self.reader.times[-1]
+
+    def words(self) -> str:
+        """Where it stands, for the header."""
+        state = "playing" if self.playing else "standing still"
+        if self.at_s >= self.end_s:
+            state = "at the end"
+        place = f"{fmt.moment(self.at_s)}, {fmt.duration(self.at_s - self.begin_s)}"
+        damage = f"  {self.reader.damage}" if self.reader.damage else ""
+        return (
+            f"journal: {state} x{self.speed:g}, {place} of "
+            f"{fmt.duration(self.end_s - self.begin_s)}{damage}"
+        )
+
+    # --- feed ---------------------------------------------------------------------
+
+    def start(self, tell: Tell) -> JournalPlayer:
+        self._tell = tell
+        return self
+
+    async def run(self) -> None:
+        self._tell(updates.Connected())
+        self.seek(self.at_s)
+        before = self._clock()
+        while True:
+            await self._sleep(FRAME_S)
+            now = self._clock()
+            self.advance(max(0.0, now - before))
+            before = now
+
+    async def tick(self, entry: Document) -> Document:
+        """Raises ``ViewError`` when the journal cannot tell."""
+        at_s, sequence = number(entry, "at_unix_s") or 0.0, int(number(entry, "sequence") or 0)
+        place = self.reader.place_of(sequence, at_s)
+        tick = self.reader.tick(place) if place is not None else None
+        if place is None or tick is None:
+            raise ViewError("the journal cannot be read there")
+        last = self.reader.place_at(at_s + _EFFECT_S)
+        first = range(place + 1, min(place + 6, last + 1))
+        places = sorted({*first, *range(place + 1, last + 1)[-1:]})
+        found = (self.reader.tick(one) for one in places[:_LATER_TICKS])
+        later = [one for one in found if one is not None and one.run == tick.run]
+        return whole_tick(tick, later)
+
+    def refresh_requests(self) -> None:
+        self._tell(updates.RequestNews(None, "a journal does not hold single requests"))
+
+    def refresh_policy(self) -> None:
+        """A journal holds the policy's hash only."""
+
+    def refresh_decisions(self, lever: str | None, code: str | None) -> None:
+        """The latest ticks whole; what fits them is the page's to choose."""
+        first = max(0, self._next - _DECISIONS_BEFORE)
+        self._tell_decisions(self._read(range(first, self._next)), every=True)
+
+    # --- playing ------------------------------------------------------------------
+
+    def command(self, what: str) -> None:
+        """toggle, faster, slower, back, on, far_back, far_on, previous_move or next_move."""
+        if what == "toggle":
+            if self.at_s >= self.end_s:
+                self.seek(self.begin_s)
+                self.playing = True
+            else:
+                self.playing = not self.playing
+        elif what in ("faster", "slower"):
+            place = SPEEDS.index(self.speed) + (1 if what == "faster" else -1)
+            self.speed = SPEEDS[max(0, min(place, len(SPEEDS) - 1))]
+        elif what in _SEEK_S:
+            self.seek(self.at_s + _SEEK_S[what])
+        elif what == "previous_move":
+            place = bisect_left(self.reader.moves, self.at_s) - 1
+            self.seek(self.reader.moves[place] if place >= 0 else self.begin_s)
+        elif what == "next_move":
+            place = bisect_right(self.reader.moves, self.at_s)
+            moves = self.reader.moves
+            self.seek(moves[place] if place < len(moves) else self.end_s)
+        else:
+            raise ValueError(f"the player knows no {what!r}")
+
+    def advance(self, real_s: float) -> None:
+        """Show what happened in ``real_s`` of playing."""
+        if not self.playing or self.at_s >= self.end_s:
+            return
+        self.at_s = min(self.end_s, self.at_s + real_s * self.speed)
+        last = self.reader.place_at(self.at_s)
+        if last < self._next:
+            return
+        first = self._next
+        self._next = last + 1
+        places = range(first, last + 1)
+        if len(places) > _MOST_TICKS_A_FRAME:
+            # Too fast to show every tick: charts take samples, and no move is left out.
+            places = range(first, last + 1, len(places) // _MOST_TICKS_A_FRAME + 1)
+        ticks = self._read(places)
+        self._tell_decisions(self._read(self._moves_in(first, last + 1)), every=False)
+        for tick in [*ticks[:-1], *self._read([last])]:
+            self._tell(updates.StatusNews(status_document(tick, self.begin_s)))
+        begin_s = self.reader.times[first - 1] if first else self.begin_s - 1
+        self._tell_events(begin_s, self.at_s)
+
+    def seek(self, at_s: float) -> None:
+        """Jump, and show the two hours before."""
+        self.at_s = max(self.begin_s, min(self.end_s, at_s))
+        last = self.reader.place_at(self.at_s)
+        first = max(0, self.reader.place_at(self.at_s - SPAN_S))
+        self._next = last + 1
+        self._tell(updates.StartOver())
+        step = max(1, (last - first + 1) // _HISTORY_SAMPLES)
+        places = sorted({*range(first, last + 1, step), *range(max(first, last - 60), last + 1)})
+        for tick in self._read(places):
+            self._tell(updates.StatusNews(status_document(tick, self.begin_s)))
+        moves = self._moves_in(first, last + 1)[-_DECISIONS_BEFORE:]
+        self._tell_decisions(self._read(moves), every=False)
+        self._tell_events(self.at_s - SPAN_S, self.at_s)
+
+    def _moves_in(self, first: int, beyond: int) -> list[int]:
+        times, moves = self.reader.times, self.reader.moves
+        if first >= beyond:
+            return []
+        begin, end = bisect_left(moves, times[first]), bisect_right(moves, times[beyond - 1])
+        return [self.reader.place_at(at) for at in moves[begin:end]]
+
+    def _read(self, places: Any) -> list[RecordedTick]:
+        found = (self.reader.tick(place) for place in places)
+        return [tick for tick in found if tick is not None]
+
+    def _tell_decisions(self, ticks: list[RecordedTick], *, every: bool) -> None:
+        decisions = [
+            one for tick in ticks for one in flat_decisions(tick) if every or one["notable"]
+        ]
+        if decisions:
+            self._tell(updates.DecisionNews(decisions))
+
+    def _tell_events(self, begin_s: float, end_s: float) -> None:
+        events = self.reader.events(begin_s, end_s, _EVENTS_BEFORE)
+        if events:
+            self._tell(updates.EventNews(events))

@@ -1,0 +1,202 @@
+"""Reads the daemon's journal file: ticks and events by time, out of SQLite, never writing.
+
+A file that is torn or damaged is read as far as it goes. Synchronous; ``journal_player`` plays
+it. Knows the file's schema and nothing of the daemon's code.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from hisparsed.tui.errors import ViewError
+from hisparsed.tui.wire import Document
+
+SCHEMA_VERSION = 1
+_STEP_ROWS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTick:
+    """One tick with its JSON taken apart."""
+
+    id: int
+    run: str
+    sequence: int
+    at_unix_s: float
+    policy_hash: str
+    snapshot: Document
+    decision: Document
+    applied: Document | None
+    confirmed: Document | None
+    sentence: str | None
+    notable: frozenset[str]
+
+
+class JournalReader:
+    """``ids`` and ``times`` of all readable ticks, in their order; ``damage`` says what is lost.
+
+    Raises ``ViewError`` when the file is not a journal or holds no tick.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise ViewError(
+                f"--journal: no file {path}; the daemon keeps journal.sqlite in its state_dir"
+            )
+        self._path = path
+        self.damage: str | None = None
+        self.ids: list[int] = []
+        self.times: list[float] = []
+        try:
+            self._database = _open(path)
+            self._check_version()
+        except sqlite3.Error as error:
+            raise ViewError(f"--journal: {path} is not a readable journal: {error}") from None
+        self._read_index()
+        self._require_ticks()
+        self.moves = [self.times[one] for one in self._read_moves()]
+
+    def _require_ticks(self) -> None:
+        if not self.ids:
+            lost = f" ({self.damage})" if self.damage else ""
+            raise ViewError(f"--journal: {self._path} holds no readable tick{lost}")
+
+    def _check_version(self) -> None:
+        (version,) = self._database.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA_VERSION:
+            raise ViewError(
+                f"--journal: {self._path} has schema version {version}; this program reads "
+                f"{SCHEMA_VERSION}"
+            )
+
+    def _read_index(self) -> None:
+        last = -1
+        while True:
+            try:
+                rows = self._database.execute(
+                    "SELECT id, at_unix_s FROM ticks WHERE id > ? ORDER BY id LIMIT ?",
+                    (last, _STEP_ROWS),
+                ).fetchall()
+            except sqlite3.DatabaseError as error:
+                self._say_damaged(error)
+                self._read_index_singly(last)
+                return
+            if not rows:
+                return
+            for number, at_unix_s in rows:
+                self.ids.append(number)
+                self.times.append(at_unix_s)
+            last = rows[-1][0]
+
+    def _read_index_singly(self, last: int) -> None:
+        """Up to the first tick that cannot be read."""
+        while True:
+            try:
+                row = self._database.execute(
+                    "SELECT id, at_unix_s FROM ticks WHERE id > ? ORDER BY id LIMIT 1", (last,)
+                ).fetchone()
+            except sqlite3.DatabaseError:
+                return
+            if row is None:
+                return
+            last = row[0]
+            self.ids.append(row[0])
+            self.times.append(row[1])
+
+    def _read_moves(self) -> Iterator[int]:
+        """Places of ticks in which something notable happened."""
+        try:
+            rows = self._database.execute(
+                "SELECT DISTINCT tick_id FROM outcomes WHERE notable = 1 ORDER BY tick_id"
+            ).fetchall()
+        except sqlite3.DatabaseError as error:
+            self._say_damaged(error)
+            return
+        for (number,) in rows:
+            place = bisect_right(self.ids, number) - 1
+            if place >= 0 and self.ids[place] == number:
+                yield place
+
+    def tick(self, place: int) -> RecordedTick | None:
+        """By its place in ``ids``; ``None`` when it cannot be read."""
+        try:
+            row = self._database.execute(
+                "SELECT id, run, sequence, at_unix_s, policy_hash, snapshot, decision, applied,"
+                " confirmed, sentence FROM ticks WHERE id = ?",
+                (self.ids[place],),
+            ).fetchone()
+            notable = self._database.execute(
+                "SELECT lever FROM outcomes WHERE tick_id = ? AND notable = 1", (self.ids[place],)
+            ).fetchall()
+            if row is None:
+                return None
+            number, run, sequence, at_unix_s, policy_hash, *texts, sentence = row
+            snapshot, decision, applied, confirmed = (json.loads(text) for text in texts)
+        except (sqlite3.DatabaseError, ValueError) as error:
+            self._say_damaged(error)
+            return None
+        return RecordedTick(
+            id=number,
+            run=run,
+            sequence=sequence,
+            at_unix_s=at_unix_s,
+            policy_hash=policy_hash,
+            snapshot=snapshot,
+            decision=decision,
+            applied=applied,
+            confirmed=confirmed,
+            sentence=sentence,
+            notable=frozenset(lever for (lever,) in notable),
+        )
+
+    def place_at(self, at_unix_s: float) -> int:
+        """The last tick at or before a time; -1 when there is none."""
+        return bisect_right(self.times, at_unix_s) - 1
+
+    def place_of(self, sequence: int, at_unix_s: float) -> int | None:
+        """The tick of a flat decision."""
+        place = self.place_at(at_unix_s + 0.001)
+        found = self.tick(place) if place >= 0 else None
+        return place if found is not None and found.sequence == sequence else None
+
+    def events(self, begin_s: float, end_s: float, limit: int) -> list[Document]:
+        """Those after ``begin_s`` up to ``end_s``, the newest ``limit``."""
+        try:
+            with closing(
+                self._database.execute(
+                    "SELECT sequence, at_unix_s, kind, actor, sentence FROM events"
+                    " WHERE at_unix_s > ? AND at_unix_s <= ? ORDER BY id DESC LIMIT ?",
+                    (begin_s, end_s, limit),
+                )
+            ) as rows:
+                names = ("sequence", "at_unix_s", "kind", "actor", "sentence")
+                return [dict(zip(names, row, strict=True)) for row in rows]
+        except sqlite3.DatabaseError as error:
+            self._say_damaged(error)
+            return []
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _say_damaged(self, error: Exception) -> None:
+        if self.damage is None:
+            self.damage = f"damaged: {error}"
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    """Read-only; without its log where the folder cannot be written to."""
+    uri = path.absolute().as_uri()
+    database = sqlite3.connect(f"{uri}?mode=ro", uri=True, check_same_thread=False)
+    try:
+        database.execute("PRAGMA user_version").fetchone()
+    except sqlite3.OperationalError:
+        database.close()
+        database = sqlite3.connect(f"{uri}?immutable=1", uri=True, check_same_thread=False)
+        database.execute("PRAGMA user_version").fetchone()
+    return database

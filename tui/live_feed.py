@@ -1,0 +1,191 @@
+"""News of a running node: one event stream, opened again with growing pauses when it ends.
+
+What the stream does not carry (the past, the policy, the table of requests) is asked for when
+needed, once at a time. Clock and sleep come from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from hisparsed.tui import updates
+from hisparsed.tui.client import NodeClient
+from hisparsed.tui.errors import Refused, Unreachable
+from hisparsed.tui.history import SPAN_S
+from hisparsed.tui.wire import Document, dig, number, parse_object
+
+Tell = Callable[[updates.Update], None]
+Part = tuple[str, dict[str, str | float], Callable[[Document], updates.Update]]
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 5.0
+_SILENCE_S = 15.0
+_DECISIONS = 200
+_EVERY_TICK = 1_000
+_LOG_LINES = 500
+
+
+class LiveFeed:
+    """``run`` until cancelled; ``tell`` gets every update in the event loop's thread."""
+
+    def __init__(
+        self,
+        client: NodeClient,
+        tell: Tell,
+        *,
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+        silence_s: float = _SILENCE_S,
+    ) -> None:
+        self.client = client
+        self.want_requests = False
+        """Whether somebody looks at the table of requests."""
+        self._tell = tell
+        self._sleep = sleep
+        self._silence_s = silence_s
+        self._policy_mark: object = None
+        self._asking_requests: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        try:
+            while True:
+                heard = False
+                try:
+                    async with self.client.events(silence_s=self._silence_s) as events:
+                        async for kind, data in events:
+                            if not heard:
+                                heard, pause_s = True, FIRST_PAUSE_S
+                                self._tell(updates.Connected())
+                                self._policy_mark = None
+                                self._start(self._catch_up())
+                            self._take(kind, data)
+                    why = "the daemon ended the stream; it is stopping"
+                except (Unreachable, Refused) as error:
+                    why = str(error)
+                self._tell(updates.Lost(why))
+                await self._sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def refresh_requests(self) -> None:
+        """Ask for the table of requests now, unless it is being asked for."""
+        if self._asking_requests is None or self._asking_requests.done():
+            self._asking_requests = self._start(self._ask_requests())
+
+    def refresh_policy(self) -> None:
+        self._start(self._ask_policy())
+
+    async def tick(self, entry: Document) -> Document:
+        """The whole tick of a flat decision. Raises ``Refused`` and ``Unreachable``."""
+        at = number(entry, "at_unix_s") or 0.0
+        return await self.client.get(f"/v1/decisions/{entry.get('sequence')}", at=at)
+
+    def refresh_decisions(self, lever: str | None, code: str | None) -> None:
+        """Ask for every tick that fits, not only for what changed."""
+        self._start(self._ask_decisions({"lever": lever, "code": code}))
+
+    async def _ask_decisions(self, query: dict[str, str | None]) -> None:
+        given = {name: value for name, value in query.items() if value is not None}
+        with contextlib.suppress(Unreachable, Refused):
+            document = await self.client.get("/v1/decisions", limit=_EVERY_TICK, **given)
+            self._tell(_decisions(document))
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _take(self, kind: str, data: str) -> None:
+        try:
+            news = _news(kind, data)
+        except ValueError:
+            return  # a kind or a form of a later version
+        if news is None:
+            return
+        self._tell(news)
+        if isinstance(news, updates.StatusNews):
+            mark = _policy_mark(news.document)
+            if mark != self._policy_mark:
+                self._policy_mark = mark
+                self.refresh_policy()
+            if self.want_requests:
+                self.refresh_requests()
+        elif isinstance(news, updates.EventNews):
+            # Overrides come and go with an event and without a new generation.
+            self.refresh_policy()
+
+    async def _catch_up(self) -> None:
+        """What happened before the stream; parts that this node does not have are left out."""
+        for path, query, wrap in past_parts(history_s=SPAN_S):
+            try:
+                document = await self.client.get(path, **query)
+            except Refused:
+                continue
+            except Unreachable:
+                return
+            self._tell(wrap(document))
+
+    async def _ask_policy(self) -> None:
+        try:
+            self._tell(updates.PolicyNews(await self.client.get("/v1/policy")))
+        except (Unreachable, Refused):
+            self._policy_mark = None  # the next status asks again
+
+    async def _ask_requests(self) -> None:
+        try:
+            self._tell(updates.RequestNews(await self.client.get("/v1/requests")))
+        except Refused as error:
+            why = "this node has no table of requests" if error.status == 404 else str(error)
+            self._tell(updates.RequestNews(None, why))
+        except Unreachable as error:
+            self._tell(updates.RequestNews(None, str(error)))
+
+
+def past_parts(*, history_s: float) -> Sequence[Part]:
+    """What to ask for once, and how to take it."""
+    return (
+        ("/v1/policy", {}, updates.PolicyNews),
+        ("/v1/history", {"span_s": history_s}, updates.HistoryNews),
+        ("/v1/decisions", {"limit": _DECISIONS, "notable": "true"}, _decisions),
+        ("/v1/journal/events", {"limit": _DECISIONS}, _events),
+        ("/v1/logs", {"limit": _LOG_LINES}, _logs),
+    )
+
+
+def _news(kind: str, data: str) -> updates.Update | None:
+    if kind == "status":
+        return updates.StatusNews(parse_object(data))
+    if kind == "event":
+        return updates.EventNews([parse_object(data)])
+    if kind in ("decisions", "logs"):
+        entries = json.loads(data)
+        if not isinstance(entries, list):
+            raise ValueError(kind)
+        found: list[Document] = [one for one in entries if isinstance(one, dict)]
+        return updates.DecisionNews(found) if kind == "decisions" else updates.LogNews(found)
+    return None
+
+
+def _policy_mark(status: Document) -> object:
+    return (number(status, "policy.generation"), json.dumps(dig(status, "policy"), sort_keys=True))
+
+
+def _decisions(document: Document) -> updates.Update:
+    return updates.DecisionNews(document.get("decisions") or [])
+
+
+def _events(document: Document) -> updates.Update:
+    return updates.EventNews(document.get("events") or [])
+
+
+def _logs(document: Document) -> updates.Update:
+    return updates.LogNews(document.get("lines") or [])

@@ -1,0 +1,197 @@
+"""What is known of one node: the latest documents, and the recent past in bounded rings.
+
+Pure: updates go in with the time, pages read it. Makes no requests and draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from copy import copy
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hisparsed.tui import updates
+from hisparsed.tui.history import History, values_of
+from hisparsed.tui.wire import Document, dig, items, number, text
+
+DECISIONS_KEPT = 2_000
+EVENTS_KEPT = 500
+LOG_LINES_KEPT = 2_000
+
+
+class Link(StrEnum):
+    """How it stands with the node's API."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    LOST = "disconnected"
+
+
+@dataclass(frozen=True, slots=True)
+class Severity:
+    """How much a node needs a person: the higher, the worse; ``word`` says why."""
+
+    rank: int
+    word: str
+
+
+class NodeModel:
+    """One node. ``revision`` grows with every update, so that a page can tell news."""
+
+    def __init__(self, label: str, address: str = "") -> None:
+        self.label = label
+        self.address = address
+        self.link = Link.CONNECTING
+        self.link_since_s: float | None = None
+        self.link_why = ""
+        self.revision = 0
+        self.history = History()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.status: Document | None = None
+        self.status_received_s: float | None = None
+        self.policy: Document | None = None
+        self.requests: Document | None = None
+        self.requests_why = ""
+        self.decisions: deque[Document] = deque(maxlen=DECISIONS_KEPT)
+        self.events: deque[Document] = deque(maxlen=EVENTS_KEPT)
+        self.logs: deque[Document] = deque(maxlen=LOG_LINES_KEPT)
+        self.history.clear()
+
+    # --- what pages read ----------------------------------------------------------
+
+    @property
+    def observed(self) -> Document:
+        """``observed`` of the status; empty before the first report."""
+        found = dig(self.status, "observed")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def node_time_s(self) -> float | None:
+        """The node's own time at its latest status."""
+        return number(self.status, "at_unix_s")
+
+    @property
+    def generation(self) -> int | None:
+        found = number(self.status, "policy.generation")
+        return None if found is None else int(found)
+
+    @property
+    def stale(self) -> bool:
+        """Whether what is shown is not of now."""
+        return self.link is not Link.CONNECTED
+
+    def severity(self) -> Severity:
+        """For the order of the fleet, worst first."""
+        lifecycle = text(self.status, "lifecycle")
+        if self.link is Link.LOST:
+            return Severity(90, "disconnected")
+        if self.status is None:
+            return Severity(70, "connecting")
+        if lifecycle == "engine-gone":
+            return Severity(95, "engine gone")
+        if lifecycle not in ("serving", None):
+            return Severity(80, lifecycle)
+        observed = self.observed
+        if not observed:
+            return Severity(75, "no report yet")
+        age_s, tick_s = number(observed, "engine.report_age_s"), number(self.status, "loop.tick_s")
+        if age_s is not None and age_s > max(5.0, 5 * (tick_s or 1.0)):
+            return Severity(65, "report is old")
+        if number(self.status, "loop.failed_ticks"):
+            return Severity(60, "ticks failed")
+        if dig(self.status, "journal.writing") is False:
+            return Severity(50, "journal stopped")
+        if text(self.status, "policy.last_error"):
+            return Severity(45, "policy rejected")
+        if dig(observed, "gpu.waiting_for_blocks"):
+            return Severity(30, "short of GPU blocks")
+        coverage = number(observed, "sessions.coverage")
+        if coverage is not None and coverage < 1:
+            return Severity(20, "coverage low")
+        if number(observed, "requests.waiting"):
+            return Severity(10, "calls wait")
+        return Severity(0, "ok")
+
+    def frozen_copy(self) -> NodeModel:
+        """The same at this moment; what comes later does not reach it."""
+        frozen = copy(self)
+        frozen.decisions, frozen.events = self.decisions.copy(), self.events.copy()
+        frozen.logs, frozen.history = self.logs.copy(), self.history.copy()
+        return frozen
+
+    # --- what feeds write ---------------------------------------------------------
+
+    def apply(self, update: updates.Update, now_s: float) -> None:
+        """``now_s`` is this machine's Unix time."""
+        self.revision += 1
+        match update:
+            case updates.Connected():
+                self._set_link(Link.CONNECTED, now_s, "")
+            case updates.Lost(why):
+                self._set_link(Link.LOST, now_s, why)
+            case updates.StartOver():
+                self._forget()
+            case updates.StatusNews(document):
+                self._take_status(document, now_s)
+            case updates.DecisionNews(decisions):
+                self._merge(self.decisions, decisions)
+            case updates.EventNews(events):
+                self._merge(self.events, events)
+            case updates.LogNews(lines):
+                self._take_logs(lines)
+            case updates.PolicyNews(document):
+                self.policy = document
+            case updates.HistoryNews(document):
+                self.history.load(document)
+            case updates.RequestNews(table, why):
+                self.requests, self.requests_why = table, why
+
+    def _set_link(self, link: Link, now_s: float, why: str) -> None:
+        if link is not self.link:
+            self.link, self.link_since_s = link, now_s
+        self.link_why = why
+
+    def _take_status(self, document: Document, now_s: float) -> None:
+        before = number(self.status, "node.started_unix_s")
+        started = number(document, "node.started_unix_s")
+        if before is not None and started != before:
+            # Another daemon answers: its log lines and requests have nothing to do with these.
+            self.logs.clear()
+            self.requests = None
+        self.status, self.status_received_s = document, now_s
+        at_s = number(document, "at_unix_s")
+        if at_s is not None and dig(document, "observed") is not None:
+            self.history.add(at_s, values_of(dig(document, "observed")))
+        self._merge(self.events, items(document, "events"))
+
+    def _merge(self, ring: deque[Document], news: list[Document]) -> None:
+        """Newest first, each once."""
+        if not news:
+            return
+        known = {_identity(one) for one in ring}
+        fresh = [one for one in news if _identity(one) not in known]
+        if not fresh:
+            return
+        fresh.sort(key=_age_order)
+        if ring and _age_order(fresh[0]) < _age_order(ring[0]):
+            merged = sorted([*ring, *fresh], key=_age_order)
+            ring.clear()
+            ring.extendleft(merged[-(ring.maxlen or 0) :])
+        else:
+            ring.extendleft(fresh)
+
+    def _take_logs(self, lines: list[Document]) -> None:
+        newest = number(self.logs[-1], "sequence") if self.logs else None
+        self.logs.extend(
+            one for one in lines if newest is None or (number(one, "sequence") or 0) > newest
+        )
+
+
+def _identity(entry: Document) -> tuple[object, ...]:
+    return (entry.get("at_unix_s"), entry.get("sequence"), entry.get("lever"))
+
+
+def _age_order(entry: Document) -> tuple[float, float]:
+    return (number(entry, "at_unix_s") or 0.0, number(entry, "sequence") or 0.0)

@@ -1,0 +1,88 @@
+"""`hisparsed top --once` and `--json`: ask every node once, print, and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from typing import Any
+
+from hisparsed.tui import updates
+from hisparsed.tui.address import NodeAddress
+from hisparsed.tui.client import NodeClient
+from hisparsed.tui.errors import Refused, ViewError
+from hisparsed.tui.glyphs import ASCII, UNICODE
+from hisparsed.tui.live_feed import past_parts
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.options import TopOptions
+from hisparsed.tui.text_view import text_fleet, text_page
+from hisparsed.tui.views.context import ViewContext
+
+_PLAIN_WIDTH = 100
+_HISTORY_S = 900
+
+
+async def ask_once(client: NodeClient) -> NodeModel:
+    """A model with the node's state; a node that cannot be reached is ``LOST``."""
+    address = client.address
+    model = NodeModel(address.label, str(address))
+    try:
+        status = await client.get("/v1/status")
+    except ViewError as error:
+        model.apply(updates.Lost(str(error)), time.time())
+        return model
+    model.apply(updates.Connected(), time.time())
+    for path, query, wrap in past_parts(history_s=_HISTORY_S):
+        try:
+            model.apply(wrap(await client.get(path, **query)), time.time())
+        except Refused:
+            continue
+        except ViewError as error:
+            model.apply(updates.Lost(str(error)), time.time())
+            break
+    model.apply(updates.StatusNews(status), time.time())
+    return model
+
+
+def print_once(options: TopOptions, *, as_json: bool) -> int:
+    """The exit code: 0 when every node answered, 1 when some did, 2 when none did."""
+    models = asyncio.run(_ask_all(options.addresses))
+    answered = sum(model.status is not None for model in models)
+    if as_json:
+        _print(json.dumps([_document(model) for model in models], indent=2))
+    else:
+        _print(_page(options, models))
+    return 0 if answered == len(models) else 1 if answered else 2
+
+
+def _page(options: TopOptions, models: list[NodeModel]) -> str:
+    width = shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns
+    glyphs = ASCII if options.ascii_only else UNICODE
+    context = ViewContext(glyphs, time.time(), 900.0)
+    if len(models) > 1:
+        return text_fleet(models, max(width, 120), context).rstrip("\n")
+    return text_page(models[0], max(80, min(width, 200)), context).rstrip("\n")
+
+
+async def _ask_all(addresses: tuple[NodeAddress, ...]) -> list[NodeModel]:
+    async def one(address: NodeAddress) -> NodeModel:
+        async with NodeClient(address) as client:
+            return await ask_once(client)
+
+    return list(await asyncio.gather(*(one(address) for address in addresses)))
+
+
+def _document(model: NodeModel) -> dict[str, Any]:
+    severity = model.severity()
+    return {
+        "node": model.label,
+        "address": model.address,
+        "state": severity.word,
+        "error": model.link_why or None,
+        "status": model.status,
+    }
+
+
+def _print(text: str) -> None:
+    print(text)  # noqa: T201 (the result)

@@ -1,0 +1,1 @@
+"""Screens and dialogs of the application: which page shows what, and what keys do."""

@@ -1,0 +1,70 @@
+"""Page 5: the node's health, and the latest log lines of daemon and engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.screens.page import Page
+from hisparsed.tui.styled import line
+from hisparsed.tui.views.context import ViewContext
+from hisparsed.tui.views.logs import LogFilter, health_lines, log_lines
+from hisparsed.tui.widgets.lines import LinesView
+
+
+class LogsPage(Page):
+    searchable = True
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("v", "level", "Level"),
+        Binding("o", "source", "Source"),
+        Binding("end,G", "follow", "Follow", show=False),
+    ]
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._filter = LogFilter()
+
+    def compose(self) -> ComposeResult:
+        yield LinesView(id="health", classes="summary")
+        yield LinesView(id="log-lines")
+
+    @property
+    def filter(self) -> LogFilter:
+        return self._filter
+
+    def show_model(self, model: NodeModel, context: ViewContext) -> None:
+        width = self.size.width
+        lines = log_lines(model, self._filter, width)
+        head = line((f"{len(lines)}", "strong"), " lines: ", (self._filter.words, "accent"))
+        self.query_one("#health", LinesView).show_lines([*health_lines(model, context), head])
+        view = self.query_one("#log-lines", LinesView)
+        # At the end it follows; an operator who scrolled up stays where they are.
+        following = view.scroll_offset.y >= view.max_scroll_y
+        view.show_lines(lines or [line(("no lines", "dim"))], stale=model.stale)
+        if following:
+            view.scroll_end(animate=False, immediate=True)
+
+    def entered(self) -> None:
+        view = self.query_one("#log-lines", LinesView)
+        view.focus()
+        view.scroll_end(animate=False)
+
+    def search(self, words: str) -> None:
+        self._set(replace(self._filter, search=words))
+
+    def _set(self, wanted: LogFilter) -> None:
+        self._filter = wanted
+        self.redraw()
+
+    def action_level(self) -> None:
+        self._set(self._filter.next_level())
+
+    def action_source(self) -> None:
+        self._set(self._filter.next_source())
+
+    def action_follow(self) -> None:
+        self.query_one("#log-lines", LinesView).scroll_end(animate=False)

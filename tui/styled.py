@@ -1,0 +1,128 @@
+"""Lines of text whose parts have roles; a theme decides what a role looks like.
+
+Pure, and the same for the screen and for ``--once``: colour is never needed to read a line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+
+Part = str | tuple[str, str]
+"""Text, or text with a role of ``themes.ROLES``."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line; never holds control characters, whatever the node said."""
+
+    spans: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def plain(self) -> str:
+        return "".join(text for text, _ in self.spans)
+
+    @property
+    def cells(self) -> int:
+        return sum(cell_len(text) for text, _ in self.spans)
+
+    def __add__(self, other: Line) -> Line:
+        return Line(self.spans + other.spans)
+
+
+EMPTY = Line()
+
+
+def line(*parts: Part) -> Line:
+    """A line of its parts; empty ones are left out."""
+    spans = []
+    for part in parts:
+        text, role = (part, "") if isinstance(part, str) else part
+        if text:
+            spans.append((_CONTROL.sub(" ", text), role))
+    return Line(tuple(spans))
+
+
+def fit(text: Line, width: int, *, more: str = "…") -> Line:
+    """Exactly ``width`` cells: padded, or cut with ``more`` at the end."""
+    if width <= 0:
+        return EMPTY
+    cells = text.cells
+    if cells == width:
+        return text
+    if cells < width:
+        return Line((*text.spans, (" " * (width - cells), "")))
+    room, spans = width - cell_len(more), []
+    for part, role in text.spans:
+        length = cell_len(part)
+        if length > room:
+            spans.append((set_cell_size(part, room), role))
+            spans.append((more, "dim"))
+            break
+        spans.append((part, role))
+        room -= length
+    return Line(tuple(spans))
+
+
+def drop(text: Line, cells: int) -> Line:
+    """Without the first ``cells`` cells."""
+    spans, left = [], cells
+    for part, role in text.spans:
+        length = cell_len(part)
+        if left >= length:
+            left -= length
+            continue
+        spans.append((part[left:], role))
+        left = 0
+    return Line(tuple(spans))
+
+
+def ends(left: Line, right: Line, width: int) -> Line:
+    """``left`` at the left and ``right`` at the right end, a space between; ``left`` gives way."""
+    if right.cells >= width - 1:
+        return fit(right, width)
+    return fit(left, width - right.cells - 1) + line(" ") + right
+
+
+def wrap(text: str, width: int, role: str = "") -> list[Line]:
+    """Words over as many lines as they need; a word longer than a line is cut through."""
+    lines: list[Line] = []
+    for paragraph in text.splitlines() or [""]:
+        current = ""
+        for word in paragraph.split(" "):
+            candidate = f"{current} {word}" if current else word
+            if cell_len(candidate) <= width:
+                current = candidate
+                continue
+            if current:
+                lines.append(line((current, role)))
+            rest = word
+            while cell_len(rest) > width > 0:
+                head = set_cell_size(rest, width)
+                lines.append(line((head, role)))
+                rest = rest[len(head.rstrip()) :]
+            current = rest
+        lines.append(line((current, role)))
+    return lines
+
+
+def block(lines: Sequence[Line], width: int, height: int) -> list[Line]:
+    """Exactly ``height`` lines of ``width`` cells."""
+    padded = [fit(one, width) for one in lines[:height]]
+    return padded + [fit(EMPTY, width)] * (height - len(padded))
+
+
+def beside(blocks: Iterable[Sequence[Line]]) -> list[Line]:
+    """Blocks of equal height next to each other; the shortest decides."""
+    joined = []
+    for parts in zip(*blocks, strict=False):
+        whole = EMPTY
+        for part in parts:
+            whole += part
+        joined.append(whole)
+    return joined

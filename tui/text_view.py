@@ -1,0 +1,36 @@
+"""The node as plain text, once: for scripts, mails and terminals that cannot do more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.styled import Line
+from hisparsed.tui.views.context import ViewContext
+from hisparsed.tui.views.decisions import entry_line, moves
+from hisparsed.tui.views.fleet import FLEET_TITLES, fleet_line, worst_first
+from hisparsed.tui.views.header import Banner, header_lines
+from hisparsed.tui.views.overview import overview_lines
+
+_HEIGHT = 26
+_ENTRIES = 8
+
+
+def text_page(model: NodeModel, width: int, context: ViewContext) -> str:
+    """Header, overview and the latest decisions, ending in a newline."""
+    lines = [
+        *header_lines(model, Banner(), width, context),
+        *overview_lines(model, min(width, 100), _HEIGHT, context),
+        *(entry_line(model, one, context) for one in moves(model, _ENTRIES)),
+    ]
+    return _text(lines)
+
+
+def text_fleet(models: Sequence[NodeModel], width: int, context: ViewContext) -> str:
+    """A line a node, worst first."""
+    lines = [fleet_line(model, width, context) for model in worst_first(models)]
+    return f"{FLEET_TITLES}\n{_text(lines)}"
+
+
+def _text(lines: Sequence[Line]) -> str:
+    return "".join(f"{one.plain.rstrip()}\n" for one in lines)

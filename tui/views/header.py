@@ -1,0 +1,130 @@
+"""The two lines on top of every page, and the line of pages below them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hisparsed.tui import format as fmt
+from hisparsed.tui.model import Link, NodeModel
+from hisparsed.tui.styled import Line, ends, fit, line
+from hisparsed.tui.views.context import ViewContext
+from hisparsed.tui.wire import dig, number, text
+
+_LIFECYCLE_ROLES = {"serving": "good", "starting": "warn", "draining": "warn"}
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """What the application adds: each is shown as it is, empty ones are not."""
+
+    paused_at_s: float | None = None
+    readonly: bool = False
+    notice: str = ""
+    player: str = ""
+
+
+def header_lines(model: NodeModel, banner: Banner, width: int, context: ViewContext) -> list[Line]:
+    """Node, model, version, health, generation and mode; then what is out of the ordinary."""
+    status, glyphs = model.status, context.glyphs
+    lifecycle = text(status, "lifecycle") or "unknown"
+    if model.stale:
+        lifecycle = model.link.value
+    role = "bad" if model.stale else _LIFECYCLE_ROLES.get(lifecycle, "bad")
+    started, at_s = number(status, "node.started_unix_s"), model.node_time_s
+    up = fmt.duration(max(0.0, at_s - started)) if started and at_s else fmt.UNKNOWN
+    kind, served = text(status, "node.kind") or "", text(status, "node.model") or ""
+    left = line(
+        (f"{model.label} ", "title"),
+        (f"{glyphs.on if lifecycle == 'serving' else glyphs.off} {lifecycle}", role),
+        (f"  {served}", "strong"),
+        (f" {kind}" if kind and kind not in served else "", "dim"),
+        (f"  up {up}", "dim"),
+        (f"  gen {model.generation}" if model.generation is not None else "", "dim"),
+        (f" mode {text(status, 'policy.mode')}" if status else "", "dim"),
+        (f"  hisparsed {text(status, 'node.version')}" if status and width >= 110 else "", "dim"),
+    )
+    right = line((f" {fmt.clock(context.now_s)}", "strong"))
+    return [ends(left, right, width), _second(model, banner, width, context)]
+
+
+def _second(model: NodeModel, banner: Banner, width: int, context: ViewContext) -> Line:
+    """The most urgent first: what cannot be seen, then what is held back, then health."""
+    marks = [
+        (" PAUSED since " + fmt.clock(banner.paused_at_s) + " ", "alert")
+        if banner.paused_at_s is not None
+        else ("", ""),
+        (" READ-ONLY ", "badge") if banner.readonly else ("", ""),
+    ]
+    right = line(*marks)
+    if banner.player:
+        return ends(line((banner.player, "accent")), right, width)
+    if model.link is Link.LOST:
+        since = fmt.clock(model.link_since_s)
+        return ends(line((f"disconnected since {since}: {model.link_why}", "bad")), right, width)
+    if model.link is Link.CONNECTING:
+        return ends(line((f"connecting to {model.address} ...", "warn")), right, width)
+    if banner.notice:
+        return ends(line((banner.notice, "accent")), right, width)
+    return ends(_health(model, context), right, width)
+
+
+def _health(model: NodeModel, context: ViewContext) -> Line:
+    status = model.status
+    if not model.observed:
+        return line(("the engine has not reported yet; it may be starting", "warn"))
+    age_s, tick_s = number(status, "observed.engine.report_age_s"), number(status, "loop.tick_s")
+    cost_s = number(status, "observed.engine.report_cost_s")
+    # Between two status documents the report gets older; that is what an operator asks for.
+    if age_s is not None and model.status_received_s is not None:
+        age_s += max(0.0, context.now_s - model.status_received_s)
+    old = age_s is not None and age_s > max(5.0, 5 * (tick_s or 1.0))
+    parts = [
+        (f"report {fmt.duration(age_s)} ago", "bad" if old else "dim"),
+        (" OLD" if old else "", "bad"),
+        (f", cost {fmt.duration(cost_s)}", "dim"),
+        (f", tick {fmt.whole(number(status, 'loop.tick'))}", "dim"),
+        (f" took {fmt.duration(number(status, 'loop.last_tick_s'))}", "dim"),
+    ]
+    for path, words in (
+        ("loop.failed_ticks", "ticks failed"),
+        ("loop.failed_applies", "commands refused"),
+        ("observed.engine.failed_reports", "reports failed"),
+    ):
+        count = number(status, path)
+        if count:
+            parts.append((f"  {fmt.whole(count)} {words}", "bad"))
+    if text(status, "policy.last_error"):
+        parts.append(("  POLICY REJECTED", "bad"))
+    frozen = dig(status, "policy.frozen")
+    if isinstance(frozen, list) and frozen:
+        parts.append((f"  FROZEN: {', '.join(map(str, frozen))}", "warn"))
+    if dig(status, "journal.writing") is False:
+        parts.append(("  JOURNAL STOPPED", "bad"))
+    return line(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PageTab:
+    key: str
+    title: str
+    name: str
+
+
+def tab_line(tabs: tuple[PageTab, ...], current: str, width: int) -> Line:
+    """Pages with their keys; the current one in brackets."""
+    parts: list[tuple[str, str]] = []
+    for tab in tabs:
+        here = tab.name == current
+        label = f"[{tab.key} {tab.title}]" if here else f" {tab.key} {tab.title} "
+        parts.append((label, "tab" if here else "dim"))
+    return fit(line(*parts), width)
+
+
+def tab_at(tabs: tuple[PageTab, ...], x: int) -> str | None:
+    """The page whose tab is at a column."""
+    end = 0
+    for tab in tabs:
+        end += len(tab.key) + len(tab.title) + 3
+        if x < end:
+            return tab.name
+    return None

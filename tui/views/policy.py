@@ -1,0 +1,148 @@
+"""The policy in force: every value with where it comes from, and what is out of the ordinary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hisparsed.tui import format as fmt
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.styled import Line, line, wrap
+from hisparsed.tui.views.context import ViewContext
+from hisparsed.tui.wire import Document, dig, items, number, text
+
+_HASH_SHOWN = 12
+KEY_WIDTH = 40
+VALUE_WIDTH = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """``origin`` is for people; ``overridden`` values can be unset."""
+
+    key: str
+    value: str
+    origin: str
+    overridden: bool = False
+
+
+def policy_rows(model: NodeModel, search: str = "", *, now_s: float = 0.0) -> list[PolicyRow]:
+    """In the order of the document. Nodes that do not say where values come from are believed."""
+    document = model.policy or {}
+    values, sources = document.get("values"), document.get("sources")
+    if not isinstance(values, dict):
+        values, sources = _flat(document.get("value")), {}
+    rows = []
+    for key, value in values.items():
+        source = sources.get(key) if isinstance(sources, dict) else None
+        origin = _origin(source, now_s)
+        row = PolicyRow(str(key), fmt.setting(value), origin, text(source, "from") == "override")
+        if not search or search.lower() in f"{row.key} {row.value} {row.origin}".lower():
+            rows.append(row)
+    return rows
+
+
+def policy_row_line(row: PolicyRow) -> Line:
+    role = "warn" if row.overridden else ""
+    plain = row.origin in ("default", "document")
+    return line(
+        (f"{row.key:<{KEY_WIDTH}} ", role),
+        (f"{row.value:<{VALUE_WIDTH}} ", "strong"),
+        (row.origin, "dim" if plain else role or "accent"),
+    )
+
+
+POLICY_TITLES = f"{'key':<{KEY_WIDTH + 1}}{'value':<{VALUE_WIDTH + 1}}from"
+
+
+def summary_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
+    """File and generation; then rejected reload, restarts that are due, overrides, schedules."""
+    document, status = model.policy or {}, model.status
+    path = text(document, "file") or text(document, "path") or text(status, "policy.path")
+    content_hash = text(document, "content_hash") or text(status, "policy.content_hash") or ""
+    lines = [
+        line(
+            ("policy ", "dim"), (path or fmt.UNKNOWN, "strong"),
+            (f"  generation {fmt.setting(model.generation)} ({content_hash[:_HASH_SHOWN]})", "dim"),
+            ("  mode ", "dim"), (text(status, "policy.mode") or fmt.UNKNOWN, "strong"),
+            (_loaded(document), "dim"),
+        )
+    ]  # fmt: skip
+    lines += _rejected(document, status, width)
+    for item in items(document, "pending_restart"):
+        lines.append(
+            line(
+                ("NEEDS RESTART ", "warn"), (f"{item.get('key')}: ", "strong"),
+                f"runs with {fmt.setting(item.get('running'))}, "
+                f"the policy wants {fmt.setting(item.get('wanted'))}",
+            )
+        )  # fmt: skip
+    for item in items(document, "overrides"):
+        lines.append(
+            line(
+                ("OVERRIDE ", "warn"),
+                (f"{item.get('key')} = {fmt.setting(item.get('value'))}", "strong"),
+                f" by {item.get('actor')}{_until(item, context.now_s)}",
+            )
+        )
+    modes = dig(status, "policy.overridden")
+    if isinstance(modes, dict) and modes:
+        words = ", ".join(f"{lever} {mode}" for lever, mode in modes.items())
+        lines.append(line(("MODES SET HERE ", "warn"), words))
+    frozen = dig(status, "policy.frozen")
+    if isinstance(frozen, list) and frozen:
+        lines.append(line(("FROZEN ", "warn"), ", ".join(map(str, frozen))))
+    active = [str(one.get("name")) for one in items(document, "schedules") if one.get("active")]
+    if active:
+        lines.append(line(("SCHEDULE IN FORCE ", "accent"), ", ".join(active)))
+    return lines
+
+
+def _loaded(document: Document) -> str:
+    at = number(document, "loaded_unix_s")
+    return "" if at is None else f"  loaded {fmt.moment(at)}"
+
+
+def _rejected(document: Document, status: object, width: int) -> list[Line]:
+    error = text(document, "rejected.error") or text(status, "policy.last_error")
+    if error is None:
+        return []
+    at, actor = number(document, "rejected.at_unix_s"), text(document, "rejected.actor")
+    who = f" at {fmt.clock(at)}" if at is not None else ""
+    who += f", asked by {actor}" if actor else ""
+    head = line(("LAST RELOAD REJECTED", "bad"), f"{who}; generation stays in force")
+    return [head, *(one for raw in error.splitlines() for one in wrap(raw, width, "bad"))]
+
+
+def _origin(source: object, now_s: float) -> str:
+    kind = text(source, "from")
+    if kind is None:
+        return "policy"
+    if kind == "document":
+        at_line = number(source, "line")
+        return f"line {at_line:.0f}" if at_line is not None else "document"
+    if kind == "schedule":
+        return f"schedule {text(source, 'schedule') or ''}".rstrip()
+    if kind == "override":
+        who = text(source, "actor")
+        return f"override{f' by {who}' if who else ''}{_until(source, now_s)}"
+    return kind
+
+
+def _until(item: object, now_s: float) -> str:
+    expires = number(item, "expires_unix_s")
+    if expires is None:
+        return ", until unset"
+    left = f" ({fmt.duration(max(0.0, expires - now_s))} left)" if now_s else ""
+    return f", until {fmt.clock(expires)}{left}"
+
+
+def _flat(value: object, prefix: str = "") -> Document:
+    if not isinstance(value, dict):
+        return {}
+    flat: Document = {}
+    for name, one in value.items():
+        if isinstance(one, dict):
+            flat |= _flat(one, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = one
+    return flat

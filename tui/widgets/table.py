@@ -1,0 +1,152 @@
+"""A table of lines with a cursor: draws only what is seen, however long it is.
+
+Rows have a key, so that the cursor stays on its row when rows come, go and change places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from hisparsed.tui.styled import EMPTY, Line
+from hisparsed.tui.themes import DARK, LOOKS, Look
+from hisparsed.tui.widgets.lines import strip_of
+
+RenderRow = Callable[[int], Line]
+
+
+class TableView(ScrollView, can_focus=True):
+    """``show_rows`` sets what is drawn; the title line stays on top."""
+
+    DEFAULT_CSS = """
+    TableView { overflow-x: hidden; scrollbar-size: 1 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Up", show=False),
+        Binding("down,j", "move(1)", "Down", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+        Binding("home,g", "edge(0)", "First", show=False),
+        Binding("end,G", "edge(-1)", "Last", show=False),
+        Binding("enter", "choose", "Open", key_display="enter"),
+    ]
+
+    class Chosen(Message):
+        """Enter, or a click on the row under the cursor."""
+
+        def __init__(self, table: TableView, key: Hashable) -> None:
+            super().__init__()
+            self.table = table
+            self.key = key
+
+        @property
+        def control(self) -> TableView:
+            return self.table
+
+    class TitleClicked(Message):
+        """A click on the title line at a column of the screen."""
+
+        def __init__(self, table: TableView, x: int) -> None:
+            super().__init__()
+            self.table = table
+            self.x = x
+
+        @property
+        def control(self) -> TableView:
+            return self.table
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self._title = EMPTY
+        self._keys: Sequence[Hashable] = ()
+        self._row: RenderRow = lambda _: EMPTY
+        self._cursor = 0
+        self._stale = False
+
+    @property
+    def look(self) -> Look:
+        return LOOKS.get(self.app.theme, DARK)
+
+    @property
+    def cursor_key(self) -> Hashable | None:
+        return self._keys[self._cursor] if self._keys else None
+
+    @property
+    def keys(self) -> Sequence[Hashable]:
+        return self._keys
+
+    def show_rows(
+        self, title: Line, keys: Sequence[Hashable], row: RenderRow, *, stale: bool = False
+    ) -> None:
+        """``row`` makes the line of an index, when it is seen. At the top the cursor follows new
+        rows; elsewhere it keeps its row."""
+        held = self.cursor_key
+        self._title, self._keys, self._row, self._stale = title, keys, row, stale
+        if held is not None and self._cursor > 0 and held in keys:
+            moved = list(keys).index(held) - self._cursor
+            self._cursor += moved
+            if moved:
+                self.scroll_to(y=max(0, self.scroll_offset.y + moved), animate=False)
+        self._cursor = max(0, min(self._cursor, len(keys) - 1))
+        self._resize()
+        self.refresh()
+
+    def _resize(self) -> None:
+        self.virtual_size = Size(self.size.width, len(self._keys) + 1)
+
+    def on_resize(self) -> None:
+        self._resize()
+
+    def render_line(self, y: int) -> Strip:
+        width, base = self.size.width, self.rich_style
+        if y == 0:
+            return strip_of(self._title, self.look, base).adjust_cell_length(width, base)
+        index = y - 1 + round(self.scroll_offset.y)
+        if index >= len(self._keys):
+            return Strip.blank(width, base)
+        here = index == self._cursor
+        if here:
+            base += self.look.style("cursor")
+        strip = strip_of(self._row(index), self.look, base, stale=self._stale)
+        return strip.adjust_cell_length(width, base)
+
+    def _go(self, index: int) -> None:
+        self._cursor = max(0, min(index, len(self._keys) - 1))
+        top, shown = round(self.scroll_offset.y), max(1, self.size.height - 1)
+        if self._cursor < top:
+            self.scroll_to(y=self._cursor, animate=False)
+        elif self._cursor >= top + shown:
+            self.scroll_to(y=self._cursor - shown + 1, animate=False)
+        self.refresh()
+
+    def action_move(self, by: int) -> None:
+        self._go(self._cursor + by)
+
+    def action_page(self, by: int) -> None:
+        self._go(self._cursor + by * max(1, self.size.height - 2))
+
+    def action_edge(self, index: int) -> None:
+        self._go(index if index >= 0 else len(self._keys) - 1)
+
+    def action_choose(self) -> None:
+        if self._keys:
+            self.post_message(self.Chosen(self, self._keys[self._cursor]))
+
+    def on_click(self, event: events.Click) -> None:
+        if event.y == 0:
+            self.post_message(self.TitleClicked(self, event.x))
+            return
+        index = event.y - 1 + round(self.scroll_offset.y)
+        if index >= len(self._keys):
+            return
+        if index == self._cursor:
+            self.action_choose()
+        else:
+            self._go(index)
