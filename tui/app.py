@@ -97,6 +97,8 @@ class TopApp(App[None]):
 
     def draw(self) -> None:
         self._draw_due = False
+        if not self.screen_stack:
+            return  # leaving, or not begun
         screen = self.screen
         if isinstance(screen, NodeScreen | FleetScreen):
             screen.draw()

@@ -7,10 +7,12 @@ it. Knows the file's schema and nothing of the daemon's code.
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
+import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from hisparsed.tui.wire import Document
 
 SCHEMA_VERSION = 1
 _STEP_ROWS = 500
+_HEADER_BYTES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +56,17 @@ class JournalReader:
         self.damage: str | None = None
         self.ids: list[int] = []
         self.times: list[float] = []
-        try:
-            self._database = _open(path)
-            self._check_version()
-        except sqlite3.Error as error:
-            raise ViewError(f"--journal: {path} is not a readable journal: {error}") from None
-        self._read_index()
-        self._require_ticks()
-        self.moves = [self.times[one] for one in self._read_moves()]
+        with ExitStack() as held:
+            try:
+                whole = held.enter_context(_made_whole(path))
+                self._database = held.enter_context(closing(_open(whole)))
+                self._check_version()
+            except sqlite3.Error as error:
+                raise ViewError(f"--journal: {path} is not a readable journal: {error}") from None
+            self._read_index()
+            self._require_ticks()
+            self.moves = [self.times[one] for one in self._read_moves()]
+            self._held = held.pop_all()
 
     def _require_ticks(self) -> None:
         if not self.ids:
@@ -112,16 +118,14 @@ class JournalReader:
     def _read_moves(self) -> Iterator[int]:
         """Places of ticks in which something notable happened."""
         try:
-            rows = self._database.execute(
+            for (number,) in self._database.execute(
                 "SELECT DISTINCT tick_id FROM outcomes WHERE notable = 1 ORDER BY tick_id"
-            ).fetchall()
+            ):
+                place = bisect_right(self.ids, number) - 1
+                if place >= 0 and self.ids[place] == number:
+                    yield place
         except sqlite3.DatabaseError as error:
             self._say_damaged(error)
-            return
-        for (number,) in rows:
-            place = bisect_right(self.ids, number) - 1
-            if place >= 0 and self.ids[place] == number:
-                yield place
 
     def tick(self, place: int) -> RecordedTick | None:
         """By its place in ``ids``; ``None`` when it cannot be read."""
@@ -131,9 +135,6 @@ class JournalReader:
                 " confirmed, sentence FROM ticks WHERE id = ?",
                 (self.ids[place],),
             ).fetchone()
-            notable = self._database.execute(
-                "SELECT lever FROM outcomes WHERE tick_id = ? AND notable = 1", (self.ids[place],)
-            ).fetchall()
             if row is None:
                 return None
             number, run, sequence, at_unix_s, policy_hash, *texts, sentence = row
@@ -152,8 +153,18 @@ class JournalReader:
             applied=applied,
             confirmed=confirmed,
             sentence=sentence,
-            notable=frozenset(lever for (lever,) in notable),
+            notable=self._notable(number),
         )
+
+    def _notable(self, number: int) -> frozenset[str]:
+        try:
+            rows = self._database.execute(
+                "SELECT lever FROM outcomes WHERE tick_id = ? AND notable = 1", (number,)
+            ).fetchall()
+        except sqlite3.DatabaseError as error:
+            self._say_damaged(error)
+            return frozenset()
+        return frozenset(lever for (lever,) in rows)
 
     def place_at(self, at_unix_s: float) -> int:
         """The last tick at or before a time; -1 when there is none."""
@@ -182,11 +193,32 @@ class JournalReader:
             return []
 
     def close(self) -> None:
-        self._database.close()
+        self._held.close()
 
     def _say_damaged(self, error: Exception) -> None:
         if self.damage is None:
             self.damage = f"damaged: {error}"
+
+
+@contextmanager
+def _made_whole(path: Path) -> Iterator[Path]:
+    """The file, or where its end is missing, a copy that is as long as it says it is.
+
+    SQLite reads nothing of a file that is too short; of one with empty pages it reads the rest.
+    """
+    with path.open("rb") as file:
+        header = file.read(_HEADER_BYTES)
+    page_bytes = int.from_bytes(header[16:18], "big")
+    length = int.from_bytes(header[28:32], "big") * (65_536 if page_bytes == 1 else page_bytes)
+    if not header.startswith(b"SQLite format 3") or path.stat().st_size >= length:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="hisparsed-journal-") as folder:
+        copy = Path(folder) / path.name
+        shutil.copyfile(path, copy)
+        with copy.open("r+b") as file:
+            file.truncate(length)
+        yield copy
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -36,6 +36,24 @@ class Line:
 
 
 EMPTY = Line()
+_IN_ASCII = str.maketrans(
+    {"…": "~", "→": ">", "\u00d7": "x", "\u2013": "-", "\u2014": "-", "\u2019": "'"}
+)
+
+
+def ascii_line(text: Line) -> Line:
+    """The same without any other character; what has no likeness is a question mark.
+
+    One character stays one cell, so that columns keep their places; a wide one becomes two.
+    """
+    return Line(tuple((_ascii(part), role) for part, role in text.spans))
+
+
+def _ascii(part: str) -> str:
+    if part.isascii():
+        return part
+    translated = part.translate(_IN_ASCII)
+    return "".join(one if one.isascii() else "?" * cell_len(one) for one in translated)
 
 
 def line(*parts: Part) -> Line:
@@ -92,8 +110,8 @@ def ends(left: Line, right: Line, width: int) -> Line:
 def wrap(text: str, width: int, role: str = "") -> list[Line]:
     """Words over as many lines as they need; a word longer than a line is cut through."""
     lines: list[Line] = []
-    for paragraph in text.splitlines() or [""]:
-        current = ""
+    for raw in text.splitlines() or [""]:
+        paragraph, current = _CONTROL.sub(" ", raw), ""
         for word in paragraph.split(" "):
             candidate = f"{current} {word}" if current else word
             if cell_len(candidate) <= width:

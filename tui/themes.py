@@ -5,10 +5,10 @@ Colour is never the only sign: every state also has a word, a letter or a charac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.style import Style
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
 
 ROLES = (
     "", "dim", "title", "strong", "good", "warn", "bad", "accent", "alert", "badge", "tab",
@@ -96,15 +96,12 @@ _MONO_STYLES = {
     "accent": "underline", "alert": "bold reverse", "badge": "reverse", "tab": "bold reverse",
     "frame": "dim", "free": "dim", "cursor": "reverse", "stale": "dim",
 }  # fmt: skip
+_MONO_COLOURS = ("primary", "secondary", "warning", "error", "success", "accent")
 MONO = Look(
-    Theme(
+    replace(
+        BUILTIN_THEMES["ansi-dark"],
         name="mono",
-        primary="ansi_default",
-        foreground="ansi_default",
-        background="ansi_default",
-        surface="ansi_default",
-        panel="ansi_default",
-        ansi=True,
+        **dict.fromkeys(_MONO_COLOURS, "ansi_default"),  # type: ignore[arg-type]
     ),
     {role: Style.parse(style) for role, style in _MONO_STYLES.items()},
 )

@@ -47,6 +47,15 @@ COMMANDS = {
     "thaw": LazyCommand("hisparsed.cli.levers", "thaw", "Let frozen levers move again."),
     "mode": LazyCommand("hisparsed.cli.levers", "mode", "Make levers more cautious, or undo that."),
     "plan": LazyCommand("hisparsed.cli.plan", "plan", "Say what fits on a node, without the node."),
+    "simulate": LazyCommand(
+        "hisparsed.cli.simulate", "simulate", "Try policies on a simulated node, in virtual time."
+    ),
+    "doctor": LazyCommand(
+        "hisparsed.cli.doctor", "doctor", "Examine the machine before a node starts on it."
+    ),
+    "install": LazyCommand(
+        "hisparsed.cli.install", "install", "Lay out the systemd service and its files."
+    ),
     "replay": LazyCommand(
         "hisparsed.cli.replay", "replay", "Replay a recorded trace against an OpenAI endpoint."
     ),

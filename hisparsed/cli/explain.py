@@ -4,6 +4,7 @@ Shows what moved and what changed its reason; `--all` shows every tick. Events s
 reloads and freezes stand between the decisions where these are not filtered.
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,6 +29,10 @@ def explain(
     every: Annotated[
         bool, typer.Option("--all", help="Also ticks that held for the same reason as before.")
     ] = False,
+    journal: Annotated[
+        Path | None,
+        typer.Option(help="Read a recording instead of asking the node: journal.sqlite or folder."),
+    ] = None,
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
@@ -35,22 +40,31 @@ def explain(
     import json
     import shutil
     import time
+    from contextlib import ExitStack
 
     from hisparsed.cli.options import one_of, seconds
     from hisparsed.control.client import DEFAULT_SOCKET, ControlClient
     from hisparsed.control.explain_text import explanation
+    from hisparsed.control.recorded import RecordedJournal
     from hisparsed.control.records import jsonable
     from hisparsed.policy.reasons import Lever, Reason
 
     one_of("--lever", lever, list(Lever))
     one_of("--code", code, list(Reason))
-    since_unix_s = None if since is None else time.time() - seconds("--since", since)
     limit = last or (20 if since is None else 1000)
-    with ControlClient(socket or DEFAULT_SOCKET) as client:
-        decisions = client.decisions(
+    with ExitStack() as open_client:
+        asked: ControlClient | RecordedJournal
+        if journal is not None:
+            asked = RecordedJournal(journal)
+            now_unix_s = asked.end_unix_s
+        else:
+            asked = open_client.enter_context(ControlClient(socket or DEFAULT_SOCKET))
+            now_unix_s = time.time()
+        since_unix_s = None if since is None else now_unix_s - seconds("--since", since)
+        decisions = asked.decisions(
             limit=limit, lever=lever, code=code, since=since_unix_s, notable=not every
         )
-        events = [] if lever or code else client.journal_events(limit)
+        events = [] if lever or code else asked.journal_events(limit)
     # An event older than the oldest decision shown would suggest that nothing lay between.
     begin = since_unix_s or 0.0
     cut = len(decisions) == limit

@@ -11,12 +11,13 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hisparsed.config.disaggregation import DisaggregationConfig
 from hisparsed.config.reference import ReferenceConfig
 from hisparsed.policy.document import Loaded, Problem, load_document, refuse
 from hisparsed.policy.units import ByteSize, Duration, format_bytes
 
 _LISTEN: Final = "set api.host or api.port"
-_CONNECTORS: Final = "the daemon sets up both connectors itself; set host_budget"
+_CONNECTORS: Final = "the daemon sets up connectors itself; set host_budget or disaggregation"
 OWNED_ENGINE_ARGS: Final = {
     "model": "set model, at the top level",
     "host": _LISTEN,
@@ -97,6 +98,8 @@ class NodeConfig(_Section):
     model: str | None = Field(default=None, min_length=1)
     """Folder or name for vLLM; the reference node makes its own model."""
     reference: ReferenceConfig = ReferenceConfig()
+    disaggregation: DisaggregationConfig | None = None
+    """Prefill and decode on different nodes; without it this node does both."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Passed through to vLLM, named as its Python arguments."""
     host_budget: ByteSize = Field(
@@ -130,6 +133,17 @@ class NodeConfig(_Section):
                     hint=f"write {plain}",
                     key=("engine_args", name),
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _prefixes_are_real(self) -> Self:
+        if self.disaggregation is not None and self.node not in ("auto", "reference"):
+            raise refuse(
+                "disaggregated_kind",
+                f"a {self.node} node hands no prefixes over in this version",
+                hint="leave it out, or set node: reference",
+                key=("disaggregation",),
+            )
         return self
 
     @model_validator(mode="after")

@@ -34,6 +34,8 @@ class ReferenceConfig(BaseModel):
     """Drafts that are verified with each token; 0 decodes one by one."""
     ack_lag_steps: Annotated[int, Field(ge=0, le=64, strict=True)] = 1
     """Engine steps that a page transfer takes, as a DMA engine's would."""
+    eager_host_mirror: bool = True
+    """Copy decode rows to the host as they are written, not when their page is full."""
     threads: Count = 1
     """CPU threads that the model computes with."""
     seed: Annotated[int, Field(ge=0, strict=True)] = 0

@@ -40,7 +40,7 @@ class Announcer:
         self._journal.record(record)
         self._broadcast.send(Message("event", view_event(record).model_dump_json()))
         level = logging.INFO
-        if kind is EventKind.ENGINE_GONE:
+        if kind in (EventKind.ENGINE_GONE, EventKind.LEDGER_VIOLATION):
             level = logging.ERROR
         elif kind in _WARN:
             level = logging.WARNING

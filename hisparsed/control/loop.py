@@ -6,6 +6,7 @@ report or command is counted and the loop goes on; a dead engine ends it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,6 +17,7 @@ from hisparsed.control.announce import Announcer
 from hisparsed.control.board import Board, TickOutcome
 from hisparsed.control.engine_port import EngineGone, EnginePort
 from hisparsed.control.journal import Journal
+from hisparsed.control.ledger_guard import LedgerGuard
 from hisparsed.control.metrics import ControlMetrics
 from hisparsed.control.observe import command_for, geometry_of, observe
 from hisparsed.control.outcome import bounded, confirm, cycle_sentence, notable_levers
@@ -24,13 +26,14 @@ from hisparsed.control.policy_news import announce_advance, announce_dropped
 from hisparsed.control.policy_source import PolicySource
 from hisparsed.control.records import Applied, EventKind, TickRecord
 from hisparsed.control.status import Lifecycle
-from hisparsed.engine.messages import AdmissionCommand, EngineReport
+from hisparsed.control.targets import TargetFile, Targets, restored
+from hisparsed.engine.messages import AdmissionCommand, ApplyResult, EngineReport
 from hisparsed.policy.bounds import start_blocks
 from hisparsed.policy.decide import decide, start_commands
 from hisparsed.policy.decisions import Commands, Decision
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.reasons import Lever
-from hisparsed.policy.signals import Admission, AdmissionOrder, Snapshot
+from hisparsed.policy.signals import Admission, AdmissionOrder, Geometry, Snapshot
 
 log = logging.getLogger("hisparsed.control")
 
@@ -41,7 +44,8 @@ class ControlLoop:
     """One engine life. ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds.
 
     ``set_admission`` puts limits in force that the API side keeps; it is called with each
-    admission that the engine accepted. Call ``start`` once, then ``run``.
+    admission that the engine accepted. ``targets`` keeps what is in force over a restart. Call
+    ``start`` once, then ``run``.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class ControlLoop:
         sleep: Callable[[float], Awaitable[None]],
         set_admission: Callable[[Admission], None],
         live_levers: frozenset[Lever] = frozenset(Lever),
+        targets: TargetFile | None = None,
     ) -> None:
         self._engine = engine
         self._source = source
@@ -72,6 +77,8 @@ class ControlLoop:
         self._sleep = sleep
         self._set_admission = set_admission
         self._live_levers = live_levers
+        self._targets = targets
+        self._guard = LedgerGuard(engine, overrides, announcer)
         self._memory = Memory()
         self._report: EngineReport | None = None
         self._reported_at_s = 0.0
@@ -110,12 +117,19 @@ class ControlLoop:
             # Whatever the mode, a node that begins with an empty offload pool would never hit.
             blocks = start_blocks(policy, geometry)
             commands = replace(commands, offload_target_blocks=blocks)
+        kept = None
+        if self._targets is not None:
+            kept = self._targets.load(self._source.active.content_hash, geometry)
+        if kept is not None:
+            commands = restored(commands, kept, policy, geometry)
         command = command_for(commands)
         if command is not None:
             result = await self._engine.apply(command)
             self._accept(commands)
+            await self._keep(result, geometry)
+            words = "Restored from the last run:" if kept else "Started with"
             sentence = (
-                f"Started with {result.offload_target_blocks} of {geometry.budget_blocks} host "
+                f"{words} {result.offload_target_blocks} of {geometry.budget_blocks} host "
                 f"blocks for the offload pool, a multiplier of {result.multiplier:g}x and the "
                 f"{result.admission_order} order."
             )
@@ -186,6 +200,8 @@ class ControlLoop:
         report, last_admission = self._report, self._admission
         if report is None or last_admission is None:
             return
+        if fresh:
+            await self._guard.look(report)
         self._tick += 1
         announce_advance(self._announcer, self._source.advance(self._snapshot))
         active = self._source.active
@@ -210,6 +226,8 @@ class ControlLoop:
             self._unconfirmed = None
         decision, self._memory = decide(policy, snapshot, self._memory)
         applied = await self._apply(decision.commands)
+        if applied is not None and applied.result is not None:
+            await self._keep(applied.result, snapshot.geometry)
         notable = notable_levers(decision, self._previous)
         record = TickRecord(
             sequence=self._journal.next_sequence(),
@@ -269,6 +287,14 @@ class ControlLoop:
         applied = Applied(command, result, None, bounded(command, result))
         self._unconfirmed = (self._tick, applied)
         return applied
+
+    async def _keep(self, result: ApplyResult, geometry: Geometry) -> None:
+        """Write down what is in force, for the next start; in a thread, as disks are slow."""
+        if self._targets is None or self._admission is None:
+            return
+        targets = Targets(result.offload_target_blocks, result.multiplier, self._admission)
+        policy_hash = self._source.active.content_hash
+        await asyncio.to_thread(self._targets.save, policy_hash, geometry, targets)
 
     def _accept(self, commands: Commands) -> None:
         if commands.admission is not None:

@@ -151,6 +151,28 @@ METRICS: tuple[Metric, ...] = (
         _seen(lambda o: o.pools.draining_bytes),
     ),
     Metric(
+        "hisparsed_reserve_bytes",
+        "Host memory that is lent to nobody.",
+        _seen(lambda o: o.pools.reserve_bytes),
+    ),
+    Metric(
+        "hisparsed_released_bytes",
+        "Memory of the reserve that the operating system has back.",
+        _seen(lambda o: o.pools.released_bytes),
+    ),
+    Metric(
+        "hisparsed_given_back_blocks_total",
+        "Host blocks that came back at once because nothing ran for want of them.",
+        _seen(lambda o: o.engine.given_back_blocks_total),
+        is_counter=True,
+    ),
+    Metric(
+        "hisparsed_ledger_violations_total",
+        "Broken invariants of the host ledger; all levers are frozen after one.",
+        _seen(lambda o: o.engine.ledger_violations_total),
+        is_counter=True,
+    ),
+    Metric(
         "hisparsed_live_set_tokens",
         "Tokens of all sessions that are likely to come back.",
         _seen(lambda o: o.sessions.live_set_tokens),

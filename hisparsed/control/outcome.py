@@ -51,6 +51,10 @@ def confirm(tick: int, applied: Applied, report: EngineReport) -> Confirmation |
     target = report.host.offload_target_blocks
     if command.offload_target_blocks is not None and target != result.offload_target_blocks:
         seen.append(Difference(Lever.SPLIT, result.offload_target_blocks, target))
+    reserve = report.host.reserve_target_blocks
+    if command.reserve_target_blocks is not None and reserve != result.reserve_target_blocks:
+        kept, shown = f"{result.reserve_target_blocks} in reserve", f"{reserve} in reserve"
+        seen.append(Difference(Lever.SPLIT, kept, shown))
     if command.multiplier is not None and not _same(report.hot.multiplier, result.multiplier):
         seen.append(Difference(Lever.MULTIPLIER, result.multiplier, report.hot.multiplier))
     watermark = report.transition_watermark

@@ -45,4 +45,3 @@ def announce_advance(announcer: Announcer, advance: Advance) -> None:
     ):
         for name in names:
             announcer.event(kind, f'The schedule "{name}" {words}.', actor=DAEMON)
-

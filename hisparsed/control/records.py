@@ -89,6 +89,8 @@ class EventKind(StrEnum):
     REPORT_FAILED = "report-failed"
     REPORT_BACK = "report-back"
     TICK_FAILED = "tick-failed"
+    LEDGER_VIOLATION = "ledger-violation"
+    LEDGER_SOUND = "ledger-sound"
     ENGINE_GONE = "engine-gone"
     STOPPED = "stopped"
 

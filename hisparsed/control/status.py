@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from hisparsed.control.records import EventView
 from hisparsed.engine.messages import MissCurvePoint
@@ -51,6 +51,12 @@ class EngineStatus(_Part):
     """Engine-thread time that the last report took."""
     failed_reports: int
     steps: int
+    ledger_violations: list[str] = Field(default_factory=list)
+    """Broken invariants of the host ledger, each with its figures; while any is there, no block
+    moves."""
+    ledger_violations_total: int = 0
+    given_back_blocks_total: int = 0
+    """Blocks that came back at once because nothing ran for want of them."""
 
 
 class PoolStatus(_Part):
@@ -75,6 +81,11 @@ class PoolsStatus(_Part):
     """Promised to the offload pool, not yet taken."""
     draining_bytes: int
     """Recalled from the offload pool, still busy."""
+    reserve_bytes: int = 0
+    """Lent to nobody."""
+    reserve_target_bytes: int = 0
+    released_bytes: int = 0
+    """Memory of the reserve that the operating system has back."""
 
 
 class SessionsStatus(_Part):

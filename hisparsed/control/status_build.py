@@ -39,8 +39,13 @@ def observed_status(
             report_cost_s=report.report_us / 1e6,
             failed_reports=failed_reports,
             steps=report.steps,
+            ledger_violations=[f"{one.rule}: {one.sentence}" for one in report.violations],
+            ledger_violations_total=report.violations_total,
+            given_back_blocks_total=report.host.given_back_blocks,
         ),
-        pools=pools_status(snapshot),
+        pools=pools_status(snapshot).model_copy(
+            update={"released_bytes": report.host.released_bytes}
+        ),
         sessions=_sessions(snapshot),
         requests=RequestsStatus(
             running=requests.running,
@@ -124,6 +129,8 @@ def pools_status(snapshot: Snapshot) -> PoolsStatus:
         ),
         pending_bytes=snapshot.pending_blocks * block,
         draining_bytes=snapshot.draining_blocks * block,
+        reserve_bytes=snapshot.reserve.blocks * block,
+        reserve_target_bytes=snapshot.reserve.target_blocks * block,
     )
 
 

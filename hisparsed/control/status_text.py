@@ -71,6 +71,8 @@ def _observed(observed: Observed, status: Status) -> Iterator[str]:
     )
     if loop.failed_applies or loop.failed_ticks:
         yield f"  TROUBLE  {loop.failed_applies} commands refused, {loop.failed_ticks} ticks failed"
+    for broken in engine.ledger_violations:
+        yield f"  BROKEN   host ledger, levers frozen: {broken}"
     yield from _pools(observed.pools)
     requests = observed.requests
     yield (
@@ -117,6 +119,12 @@ def _pools(pools: PoolsStatus) -> Iterator[str]:
         yield (
             f"  {name:8} [{bar(pool)}] {format_bytes(pool.capacity_bytes)}, target "
             f"{format_bytes(pool.target_bytes)}, reach {pool.reach_tokens:,} tokens"
+        )
+    if pools.reserve_bytes or pools.reserve_target_bytes:
+        yield (
+            f"  reserve  {format_bytes(pools.reserve_bytes)}, target "
+            f"{format_bytes(pools.reserve_target_bytes)}, "
+            f"{format_bytes(pools.released_bytes)} given back to the system"
         )
 
 

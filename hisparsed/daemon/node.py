@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
@@ -29,7 +30,9 @@ from hisparsed.daemon.gate import Gate
 from hisparsed.daemon.listen import bind_tcp, make_state_dir, state_lock
 from hisparsed.daemon.logs import watched_logs
 from hisparsed.daemon.metrics_page import GateCollector, metrics_app, metrics_page
+from hisparsed.daemon.notify import ServiceManager
 from hisparsed.daemon.parts import ControlParts, build_control
+from hisparsed.daemon.patience import engine_stop_s, start_limit_s
 from hisparsed.daemon.runtime_folder import runtime_folder
 from hisparsed.daemon.session_door import Queue, SessionDoor, SessionLimit
 from hisparsed.daemon.start import StoppedWhileStarting, start_beside_loop
@@ -45,14 +48,16 @@ log = logging.getLogger("hisparsed.daemon")
 EXIT_STOPPED = 0
 EXIT_ENGINE_GONE = 70
 _POLL_S = 0.1
-_ENGINE_STOP_S = 20.0
 _SERVER_STOP_S = 5.0
 
 
-def run_node(config: NodeConfig, detected: DetectedKind, *, document: Path) -> int:
+def run_node(
+    config: NodeConfig, detected: DetectedKind, *, document: Path, manager: ServiceManager
+) -> int:
     """Run one node until it is told to stop; returns the exit code.
 
     ``document`` is the file that ``config`` came from; it is watched for what needs a restart.
+    ``manager`` is told of every turn of the node's life.
     Raises ``UserError`` or ``ConfigError`` when the node cannot start; then nothing of it is
     left running.
     """
@@ -75,7 +80,7 @@ def run_node(config: NodeConfig, detected: DetectedKind, *, document: Path) -> i
         try:
             with _signals_stop_the_start():
                 return asyncio.run(
-                    _serve(config, detected, source, api_socket, metrics_socket, document)
+                    _serve(config, detected, source, api_socket, metrics_socket, document, manager)
                 )
         except StoppedWhileStarting:
             log.info("Stopped while starting.")
@@ -102,6 +107,7 @@ async def _serve(
     api_socket: socket.socket,
     metrics_socket: socket.socket | None,
     document: Path,
+    manager: ServiceManager,
 ) -> int:
     # Imported before the logs are watched: vLLM's import sets up its logger anew.
     from hisparsed.engine.launch import launch_engine
@@ -116,6 +122,10 @@ async def _serve(
     parts.journal.start()
     watching = contextlib.ExitStack()
     watching.enter_context(watched_logs(parts.views.logs))
+    parts.board.watchers.append(lambda outcome: manager.feed(outcome.reported_at_s))
+    stop_s = engine_stop_s(config.host_budget)
+    # vLLM gives its workers five seconds, in which no large pool is unpinned.
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(int(stop_s)))
     try:
         max_multiplier = source.highest_multiplier
 
@@ -124,15 +134,19 @@ async def _serve(
             preload()
             return started
 
-        engine = await start_beside_loop(launch, lambda begun: begun.shutdown(_ENGINE_STOP_S))
+        async with manager.busy("Starting the engine", at_most_s=start_limit_s(config.host_budget)):
+            engine = await start_beside_loop(launch, lambda begun: begun.shutdown(stop_s))
         parts.views.requests = engine.requests
         try:
             key_file = config.api.api_key_file
             keys = read_api_keys(key_file) if key_file is not None else []
             app = await build_openai_app(engine.llm, api_keys=keys)
-            return await RunningNode(config, engine, parts).run(app, api_socket, metrics_socket)
+            node = RunningNode(config, engine, parts, manager)
+            return await node.run(app, api_socket, metrics_socket)
         finally:
-            await asyncio.to_thread(engine.shutdown, _ENGINE_STOP_S)
+            manager.stopping("Stopping the engine", within_s=2 * stop_s)
+            async with manager.busy("Stopping the engine", at_most_s=2 * stop_s):
+                await asyncio.to_thread(engine.shutdown, stop_s)
     finally:
         await control_server.stop()
         await asyncio.to_thread(parts.journal.close)
@@ -142,7 +156,14 @@ async def _serve(
 class RunningNode:
     """Servers, loop and signals of a node whose engine serves."""
 
-    def __init__(self, config: NodeConfig, engine: EngineHandle, parts: ControlParts) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        engine: EngineHandle,
+        parts: ControlParts,
+        manager: ServiceManager,
+    ) -> None:
+        self._manager = manager
         self._config = config
         self._engine = engine
         self._parts = parts
@@ -191,6 +212,9 @@ class RunningNode:
                 self._config.api.port,
                 self._config.control_socket,
             )
+            self._manager.ready(
+                f"Serving on http://{self._config.api.host}:{self._config.api.port}"
+            )
             code = await self._until_stopped(gate, ticking, tasks)
             ticking.cancel()
             watching.cancel()
@@ -223,13 +247,15 @@ class RunningNode:
         self._parts.board.lifecycle = Lifecycle.DRAINING
         timeout_s = self._config.drain_timeout
         log.info("Draining: %d calls open, at most %gs.", gate.open_requests, timeout_s)
+        self._manager.stopping("Draining", within_s=timeout_s)
         deadline = time.monotonic() + timeout_s
-        while gate.open_requests and time.monotonic() < deadline:
-            if self._stop_now.is_set():
-                break
-            if ticking.done():
-                return self._loop_ended(ticking)
-            await asyncio.sleep(_POLL_S)
+        async with self._manager.busy("Draining", at_most_s=timeout_s):
+            while gate.open_requests and time.monotonic() < deadline:
+                if self._stop_now.is_set():
+                    break
+                if ticking.done():
+                    return self._loop_ended(ticking)
+                await asyncio.sleep(_POLL_S)
         cut = gate.open_requests
         sentence = f"Stopped; {cut} calls were cut off." if cut else "Stopped; all calls ended."
         self._parts.board.lifecycle = Lifecycle.STOPPED
@@ -257,7 +283,8 @@ class RunningNode:
         self._stop.set()
 
     def _reload_signal(self) -> None:
-        self._parts.operator.reload(actor="SIGHUP")
+        with self._manager.reloading():
+            self._parts.operator.reload(actor="SIGHUP")
 
 
 def _limit(door: SessionDoor, context: ContextLimit, admission: Admission) -> None:

@@ -38,6 +38,7 @@ from hisparsed.control.overrides import Overrides
 from hisparsed.control.policy_news import restore_overrides
 from hisparsed.control.policy_source import PolicySource
 from hisparsed.control.status import NodeInfo
+from hisparsed.control.targets import TargetFile
 from hisparsed.policy.restart import PendingRestart
 from hisparsed.policy.signals import Admission
 
@@ -58,6 +59,7 @@ class ControlParts:
     operator: Operator
     views: ApiViews
     api: ControlApi
+    targets: TargetFile
     watched: tuple[Watched, ...]
     """The policy and the node's document."""
 
@@ -76,6 +78,7 @@ class ControlParts:
             wall_clock=time.time,
             sleep=asyncio.sleep,
             set_admission=set_admission,
+            targets=self.targets,
         )
 
 
@@ -129,6 +132,7 @@ def build_control(
         operator=operator,
         views=views,
         api=ControlApi(board, operator, source, journal, broadcast, views.routes()),
+        targets=TargetFile(config.state_dir),
         watched=(
             Watched(source.path, operator.reload_if_changed),
             Watched(document, node_file.look),

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
 
 from hisparsed.engine.admission import WaitingCall, held_prefix_first
+from hisparsed.engine.cache_groups import chunk_layout, find_offload_manager
 from hisparsed.engine.chunks import ChunkLayout
 from hisparsed.engine.held_prefix import HeldPrefix
 from hisparsed.engine.host_memory import HostMemory, ReleaseHost
@@ -30,7 +30,6 @@ from hisparsed.engine.messages import (
     MissCurvePoint,
     RequestsReport,
 )
-from hisparsed.engine.offload import LentOffloadingManager
 from hisparsed.engine.request_table import resident_blocks
 from hisparsed.engine.resident import CountingResidentManager
 from hisparsed.engine.scratch import lease_scratch
@@ -44,20 +43,6 @@ _DEFAULT_SESSION_TTL_S = 300.0
 """95 % of coding-agent calls return within this time."""
 
 
-def _find_offload_manager(connector: Any) -> LentOffloadingManager:
-    children = getattr(connector, "sub_connectors", [connector])
-    for child in children:
-        if isinstance(child, OffloadingConnector) and child.connector_scheduler is not None:
-            manager = child.connector_scheduler.manager
-            if isinstance(manager, LentOffloadingManager):
-                return manager
-            raise TypeError(
-                f"the offloading connector uses {type(manager).__name__}; its spec_name must "
-                "be one of hisparsed's"
-            )
-    raise TypeError("no OffloadingConnector among the configured KV connectors")
-
-
 class EngineControl:
     """Levers and counters of one engine core. ``scheduler`` is vLLM's, fully built."""
 
@@ -66,7 +51,7 @@ class EngineControl:
         self._cache_manager = scheduler.kv_cache_manager
         self._coordinator = get_hisparse_coordinator(self._cache_manager)
         config = self._cache_manager.kv_cache_config
-        self._offload = _find_offload_manager(scheduler.connector)
+        self._offload = find_offload_manager(scheduler.connector)
         self._topk = int(scheduler.vllm_config.model_config.hf_config.index_topk)
         self._query_len = 1 + int(scheduler.num_spec_tokens)
         options = scheduler.vllm_config.additional_config.get("hisparsed", {})
@@ -90,7 +75,7 @@ class EngineControl:
             self._resident.append(manager)
         self._block_tokens = int(self._coordinator.host_manager.block_size)
         source_group = int(self._coordinator.host_group_id)
-        layout = self._chunk_layout(config, source_group)
+        layout = chunk_layout(config, source_group)
         max_model_len = int(scheduler.max_model_len)
         floor = -(-max_model_len // self._block_tokens) + 2
         self.host = HostMemory(self._coordinator, self._offload, layout, floor)
@@ -115,17 +100,6 @@ class EngineControl:
         self._held_back = 0
 
     # --- geometry ------------------------------------------------------------------
-
-    @staticmethod
-    def _chunk_layout(config: Any, source_group: int) -> ChunkLayout:
-        source = config.kv_cache_groups[source_group]
-        indexer = config.kv_cache_groups[source_group + 1]
-        layers = len(source.layer_names)
-        return ChunkLayout(
-            layers=layers,
-            slice_bytes=_group_bytes(source) // layers,
-            chunk_bytes=_group_bytes(indexer),
-        )
 
     def _describe(
         self, config: Any, layout: ChunkLayout, floor: int, source_group: int
@@ -318,7 +292,6 @@ class EngineControl:
         head_need = self.head_need_blocks()
         self.host.advance(head_need, busy=bool(self._scheduler.running))
         order: AdmissionOrder = self._admission.order
-        leased = [manager.req_to_blocks for manager in self._hot]
         return EngineReport(
             monotonic_s=now_s,
             steps=self._steps,
@@ -329,17 +302,7 @@ class EngineControl:
             gpu_resident_blocks=resident_blocks(self._resident),
             waiting_for_blocks=self._waiting_for_blocks,
             requests=self._requests_report(),
-            hot=HotReport(
-                multiplier=self._multiplier,
-                lease_blocks=self._hot[0].next_lease_blocks,
-                leased_requests=len(self._hot[0].lease_blocks),
-                leased_blocks=sum(len(blocks) for table in leased for blocks in table.values()),
-                **workers.counters,
-                miss_curve=[
-                    MissCurvePoint(multiplier=rows / (self._topk * self._query_len), misses=misses)
-                    for rows, misses in workers.miss_curve
-                ],
-            ),
+            hot=self._hot_report(workers),
             live_set_tokens=self.sessions.live_tokens,
             live_sessions=len(self.sessions),
             admission_order=order,
@@ -355,6 +318,27 @@ class EngineControl:
     def resident_managers(self) -> list[CountingResidentManager]:
         """One a hot group, for the table of requests."""
         return self._resident
+
+    def _hot_report(self, workers: WorkerReport) -> HotReport:
+        leased = [manager.req_to_blocks for manager in self._hot]
+        counted = workers.counters
+        return HotReport(
+            multiplier=self._multiplier,
+            lease_blocks=self._hot[0].next_lease_blocks,
+            leased_requests=len(self._hot[0].lease_blocks),
+            leased_blocks=sum(len(blocks) for table in leased for blocks in table.values()),
+            references=counted["references"],
+            resident=counted["resident"],
+            hits=counted["hits"],
+            loads=counted["loads"],
+            spills=counted["spills"],
+            dropped=counted["dropped"],
+            h2d_bytes=counted["h2d_bytes"],
+            miss_curve=[
+                MissCurvePoint(multiplier=rows / (self._topk * self._query_len), misses=misses)
+                for rows, misses in workers.miss_curve
+            ],
+        )
 
     def _requests_report(self) -> RequestsReport:
         running, waiting = self._scheduler.get_request_counts()
@@ -373,11 +357,3 @@ class EngineControl:
             stalls_given_up=self._scheduler.stall.counts.given_up,
             **counts,
         )
-
-
-def _group_bytes(group: Any) -> int:
-    """Bytes of one block over all layers of a cache group, flattened or not."""
-    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    if specs is not None:
-        return sum(int(specs[name].page_size_bytes) for name in group.layer_names)
-    return int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)

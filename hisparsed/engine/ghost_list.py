@@ -35,7 +35,7 @@ class GhostList:
         self.sample_rate = sample_rate
         self._max_entries = max_entries
         self._entries_per_block = entries_per_block
-        self._threshold = round(sample_rate * 2 ** (8 * _HASH_BYTES))
+        self._threshold: int = round(sample_rate * 2 ** (8 * _HASH_BYTES))
         self._slots: dict[bytes, int] = {}
         # Ranks among the slots in use, as a Fenwick tree: both updates and ranks are O(log n).
         self._size = 2 * max_entries
@@ -47,7 +47,8 @@ class GhostList:
 
     def samples(self, block_hash: bytes) -> bool:
         """Whether this hash is followed; the same answer in every list of this rate."""
-        return int.from_bytes(block_hash[:_HASH_BYTES]) < self._threshold
+        number = int.from_bytes(block_hash[:_HASH_BYTES])
+        return number < self._threshold
 
     def evicted(self, block_hash: bytes) -> None:
         """The pool has just evicted the block."""

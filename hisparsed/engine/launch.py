@@ -6,6 +6,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
+from hisparsed.config.disaggregation import DisaggregationConfig
 from hisparsed.config.kind import NodeKind
 from hisparsed.config.node import NodeConfig
 from hisparsed.config.reference import ReferenceConfig
@@ -16,6 +17,7 @@ from hisparsed.policy.units import format_bytes
 
 if TYPE_CHECKING:
     from hisparsed.engine.handle import EngineHandle
+    from hisparsed.engine.reference.handoff.worker import HandoffOptions
 
 
 _OWN_MODEL = "the reference node makes its own model; leave it out"
@@ -45,6 +47,11 @@ def require_startable(config: NodeConfig, kind: NodeKind, *, max_multiplier: flo
     """
     from hisparsed.engine.reference.geometry import ROW_BYTES
 
+    if kind == "simulated":
+        raise UserError(
+            "node: simulated serves nobody, because its time is virtual; try policies on it with "
+            "`hisparsed simulate`, or set node: reference to serve"
+        )
     if kind != "reference":
         raise UserError(
             f"node: {kind} cannot be started by this version; set node: reference to run the "
@@ -117,6 +124,22 @@ def launch_engine(config: NodeConfig, *, max_multiplier: float) -> EngineHandle:
         ) from error
 
 
+def _handoff_options(own: DisaggregationConfig | None) -> HandoffOptions | None:
+    from hisparsed.engine.reference.handoff.worker import HandoffOptions
+
+    if own is None:
+        return None
+    return HandoffOptions(
+        produces=own.role == "prefill",
+        consumes=own.role == "decode",
+        host=own.host,
+        port=own.port,
+        lease_s=own.lease,
+        timeout_s=own.timeout,
+        peers=own.peers,
+    )
+
+
 def reference_vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
     """vLLM's configuration for the reference node; writes the model folder."""
     from hisparsed.engine.reference.tokenizer import model_config, write_model_folder
@@ -147,6 +170,8 @@ def reference_vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
         served_model_name=SERVED_MODEL_NAME,
         engine_args=dict(config.engine_args),
         speculative_tokens=reference.speculative_tokens,
+        eager_host_mirror=reference.eager_host_mirror,
+        handoff=_handoff_options(config.disaggregation),
     )
     try:
         return build_vllm_config(options)

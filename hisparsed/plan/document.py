@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict
 from hisparsed.config.node_description import NodeDescription
 from hisparsed.errors import UserError
 from hisparsed.plan.concurrency import (
-    Concurrency,
     Limit,
     concurrency,
     full_blocks,
@@ -165,9 +164,20 @@ def _context_plan(
     )
     pages = real.pages(context)
     return ContextPlan(
-        **_figures(calculator),
         context=context,
-        laid_out=LaidOut(**_figures(laid_out), steady_state=steady),
+        baseline=calculator.baseline,
+        hybrid_gpu=calculator.hybrid_gpu,
+        hybrid_host=calculator.hybrid_host,
+        result=calculator.result,
+        binds=calculator.binds,
+        laid_out=LaidOut(
+            baseline=laid_out.baseline,
+            hybrid_gpu=laid_out.hybrid_gpu,
+            hybrid_host=laid_out.hybrid_host,
+            result=laid_out.result,
+            binds=laid_out.binds,
+            steady_state=steady,
+        ),
         session=SessionBytes(
             gpu_full=full_blocks(real, context) * real.gpu_block_bytes,
             gpu_none=steady_blocks(real, context, hot_rows) * real.gpu_block_bytes,
@@ -178,16 +188,6 @@ def _context_plan(
         one_more_x=_requests(real, context, hot_rows)
         - _requests(real, context, hot_rows + node.model.topk),
     )
-
-
-def _figures(found: Concurrency) -> dict[str, int | Limit]:
-    return {
-        "baseline": found.baseline,
-        "hybrid_gpu": found.hybrid_gpu,
-        "hybrid_host": found.hybrid_host,
-        "result": found.result,
-        "binds": found.binds,
-    }
 
 
 def _requests(layout: Layout, context: int, hot_rows: int) -> float:

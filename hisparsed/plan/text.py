@@ -27,7 +27,7 @@ def _lines(plan: Plan) -> Iterable[str]:
         f"vLLM's published calculator ({bytes_.baseline_gpu:,} B a block without HiSparse, "
         f"{bytes_.hisparse_gpu:,} B with, {bytes_.host:,} B on the host):"
     )
-    yield from _table(
+    yield from table_lines(
         ("context", "baseline", "by GPU", "by host", "result", "binds"),
         [
             (
@@ -47,19 +47,19 @@ def _lines(plan: Plan) -> Iterable[str]:
         f"What vLLM lays out ({real.hisparse_gpu:,} B a GPU block, {real.host:,} B a host block, "
         f"{real.hot_groups} hot groups), pools at equal reach with one copy:"
     )
-    yield from _table(
+    yield from table_lines(
         ("context", "baseline", "by GPU", "by host", "result", "binds", "vLLM logs", "one more x"),
         [_laid_out_row(one) for one in plan.contexts],
     )
     yield ""
     yield "What one session costs, GiB:"
-    yield from _table(
+    yield from table_lines(
         ("context", "GPU full", "GPU none", "HiSparse", "offload", "offload, stock"),
         [_session_row(one) for one in plan.contexts],
     )
     yield ""
     yield "Equal reach of the host budget:"
-    yield from _table(
+    yield from table_lines(
         ("indexer copies", "HiSparse", "offload", "share", "tokens held"),
         [
             (
@@ -94,7 +94,8 @@ def _session_row(one: ContextPlan) -> tuple[str, ...]:
     return (f"{one.context:,}", *(f"{size / _GIB:.2f}" for size in sizes))
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
+def table_lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterable[str]:
+    """Right-aligned columns under their heads."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, *rows):
         yield "  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))

@@ -47,18 +47,19 @@ class ControlSide(Protocol):
 
 
 class StaticControl:
-    """Stock vLLM: one command at the start, nothing after it."""
+    """Stock vLLM: one command at the start or none, and nothing after it."""
 
     admission: Admission | None = None
     tick_s = 1.0
     journal_lost = 0
 
-    def __init__(self, node: SimulatedNode, command: EngineCommand) -> None:
+    def __init__(self, node: SimulatedNode, command: EngineCommand | None) -> None:
         self._node = node
         self._command = command
 
     def start(self) -> None:
-        self._node.put(self._command)
+        if self._command is not None:
+            self._node.put(self._command)
 
     def tick(self) -> None:
         """Nothing moves."""

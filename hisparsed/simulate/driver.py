@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hisparsed.engine.simulated.node import SimulatedCall, SimulatedNode
 from hisparsed.simulate.control_side import ControlSide
-from hisparsed.simulate.measures import CallTimes, Measures, sample_of
+from hisparsed.simulate.measures import BareSample, CallTimes, Measures, sample_of
 from hisparsed.simulate.workload import PlannedCall, Play, Players
 
 SAMPLE_S = 1.0
@@ -25,7 +25,6 @@ class _Playing:
     play: Play
     number: int
     call: PlannedCall
-    times: CallTimes | None = None
 
 
 class Driver:
@@ -49,7 +48,7 @@ class Driver:
         self._progress = progress
         self._due: list[tuple[float, int, _Playing]] = []
         self._order = 0
-        self._open: dict[str, _Playing] = {}
+        self._open: dict[str, tuple[_Playing, CallTimes]] = {}
 
     def run(self) -> Measures:
         """Until the measures' end; returns them filled."""
@@ -75,7 +74,7 @@ class Driver:
                 clock.advance_to(upcoming_s)
                 continue
             self._step(upcoming_s)
-        measures.preemptions = node.preemptions
+        measures.preemptions = node.tally.preemptions
         measures.steps = node.tally.steps
         return measures
 
@@ -83,9 +82,7 @@ class Driver:
         clock = self._node.clock
         emitted, executed = self._node.step()
         for one in emitted:
-            playing = self._open[one.request_id]
-            times = playing.times
-            assert times is not None
+            playing, times = self._open[one.request_id]
             if one.cached_tokens is not None:
                 times.cached_tokens = one.cached_tokens
             if one.tokens and times.first_token_s is None:
@@ -144,10 +141,9 @@ class Driver:
             call.output_tokens,
             now_s,
         )
-        playing.times = times
         self._measures.calls.append(times)
         request_id = f"{play.name}.{playing.number}"
-        self._open[request_id] = playing
+        self._open[request_id] = (playing, times)
         self._node.add(
             SimulatedCall(request_id, call.blocks, call.input_tokens, call.output_tokens)
         )
@@ -158,4 +154,6 @@ class Driver:
         serving = node.serving()
         tokens = (serving.prefix_hit_tokens, serving.prompt_tokens, serving.generated_tokens)
         link_bytes = node.tally.gather_bytes + node.copied_bytes()
-        self._measures.samples.append(sample_of(node.take_report(), now_s, tokens, link_bytes))
+        report = node.take_report() if node.hisparse else None
+        bare = BareSample(now_s, *node.counts(), node.gpu_free_blocks(), *tokens, link_bytes)
+        self._measures.samples.append(sample_of(bare, report))

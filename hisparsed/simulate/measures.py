@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from hisparsed.engine.messages import EngineReport
 
@@ -37,23 +37,29 @@ class CallTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """The node at one virtual second; tokens of both pools, totals since the start."""
+class BareSample:
+    """What any node shows at one virtual second; tokens and bytes are totals since the start."""
 
     at_s: float
     running: int
     waiting: int
-    hisparse_blocks: int
-    offload_blocks: int
-    hisparse_reach_tokens: int
-    offload_reach_tokens: int
-    live_tokens: int
-    multiplier: float
     gpu_free_blocks: int
     hit_tokens: int
     prompt_tokens: int
     generated_tokens: int
     link_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(BareSample):
+    """With the pools and levers of HiSparse; zero without it."""
+
+    hisparse_blocks: int = 0
+    offload_blocks: int = 0
+    hisparse_reach_tokens: int = 0
+    offload_reach_tokens: int = 0
+    live_tokens: int = 0
+    multiplier: float = 0.0
 
 
 @dataclass(slots=True)
@@ -72,27 +78,21 @@ class Measures:
     sentences: list[tuple[float, str]] = field(default_factory=list)
 
 
-def sample_of(
-    report: EngineReport, at_s: float, tokens: tuple[int, int, int], link_bytes: float
-) -> Sample:
-    """``tokens``: hit, prompt and generated so far."""
+def sample_of(bare: BareSample, report: EngineReport | None) -> Sample:
+    """``report`` is ``None`` for a node without HiSparse."""
+    own = astuple(bare)
+    if report is None:
+        return Sample(*own)
     host, geometry = report.host, report.geometry
     idle = host.hisparse_capacity_blocks - host.hisparse_in_use_blocks
     chunks = host.lent_blocks * geometry.chunks_per_host_block
     in_use = host.hisparse_in_use_blocks * geometry.block_tokens
     return Sample(
-        at_s=at_s,
-        running=report.requests.running,
-        waiting=report.requests.waiting,
+        *own,
         hisparse_blocks=host.hisparse_capacity_blocks,
         offload_blocks=host.lent_blocks,
         hisparse_reach_tokens=idle * geometry.block_tokens,
         offload_reach_tokens=max(0, chunks * geometry.chunk_tokens - in_use),
         live_tokens=report.live_set_tokens,
         multiplier=report.hot.multiplier,
-        gpu_free_blocks=report.gpu_free_blocks,
-        hit_tokens=tokens[0],
-        prompt_tokens=tokens[1],
-        generated_tokens=tokens[2],
-        link_bytes=link_bytes,
     )

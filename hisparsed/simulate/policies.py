@@ -1,7 +1,7 @@
 """Which policy steers a run: `--policy` and `--sweep` as documents, and stock vLLM beside them.
 
-A policy is written NAME or NAME,KEY=VALUE,...: a shipped policy, a file or `stock`; the keys are
-those of the policy document. `pools.hisparse=75%` stands for a split that is fixed there.
+A policy is written NAME or NAME,KEY=VALUE,...: a shipped policy, a file, `stock` or `standard`; the
+keys are those of the policy document. `pools.hisparse=75%` stands for a split that is fixed there.
 """
 
 from __future__ import annotations
@@ -17,20 +17,28 @@ from hisparsed.config.shipped import shipped_config
 from hisparsed.errors import UserError
 from hisparsed.policy.effective import parse_policy
 from hisparsed.policy.units import parse_fraction
+from hisparsed.policy.yaml_tree import read_tree
 
 STOCK = "stock"
 """vLLM's own order, split and copies, with nothing that moves."""
+STANDARD = "standard"
+"""vLLM without HiSparse: all KV on the GPU, all of it offloaded to the host budget."""
 FIXED_SPLIT = "pools.hisparse"
 _MOST_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """``text`` is the document to run under; ``None`` is stock vLLM with ``hisparse_share``."""
+    """``text`` is the document to run under; ``None`` is stock vLLM with ``hisparse_share``,
+    which is 0 without HiSparse."""
 
     name: str
     text: str | None
     hisparse_share: float = 0.75
+
+    @property
+    def hisparse(self) -> bool:
+        return self.text is not None or self.hisparse_share > 0
 
 
 def choose_policy(spec: str) -> PolicyChoice:
@@ -39,9 +47,11 @@ def choose_policy(spec: str) -> PolicyChoice:
     pairs = [_pair(setting) for setting in settings]
     if name == STOCK:
         return _stock(spec, pairs)
+    if name == STANDARD and not pairs:
+        return PolicyChoice(spec, None, 0.0)
     text = _document(name).read_text()
     if pairs:
-        tree = yaml.safe_load(text)
+        tree = read_tree(text, spec).value
         for key, value in pairs:
             for own_key, own_value in _expanded(key, value):
                 _put(tree, own_key, own_value)
@@ -60,8 +70,12 @@ def _stock(spec: str, pairs: list[tuple[str, str]]) -> PolicyChoice:
     share = 0.75
     for key, value in pairs:
         if key != FIXED_SPLIT:
-            raise UserError(f"--policy {spec}: stock vLLM has no {key}; only {FIXED_SPLIT} is known")
+            raise UserError(
+                f"--policy {spec}: stock vLLM has no {key}; only {FIXED_SPLIT} is known"
+            )
         share = _share(value)
+    if share == 0:
+        raise UserError(f"--policy {spec}: without a HiSparse pool write {STANDARD}")
     return PolicyChoice(spec, None, share)
 
 
@@ -77,7 +91,7 @@ def _document(name: str) -> Path:
         except FileNotFoundError:
             continue
     folder = shipped_config("policy.yaml").parent / "policies"
-    known = ["policy", STOCK, *sorted(path.stem for path in folder.glob("*.yaml"))]
+    known = ["policy", STOCK, STANDARD, *sorted(path.stem for path in folder.glob("*.yaml"))]
     raise UserError(
         f"--policy: {name!r} is not known; name a .yaml file or one of {', '.join(known)}"
     )
@@ -92,7 +106,7 @@ def _pair(setting: str) -> tuple[str, str]:
 
 def _expanded(key: str, value: str) -> Iterator[tuple[str, Any]]:
     if key != FIXED_SPLIT:
-        yield key, yaml.safe_load(value)
+        yield key, _value(value)
         return
     share = _share(value)
     yield "rebalance.strategy", "fixed"
@@ -101,6 +115,11 @@ def _expanded(key: str, value: str) -> Iterator[tuple[str, Any]]:
     yield "pools.hisparse.floor", min(0.5, share)
     yield "pools.offload.floor", min(0.01, 1 - share)
     yield "pools.offload.ceiling", max(0.5, 1 - share)
+
+
+def _value(text: str) -> Any:
+    """As the document's own reader takes it, to which `off` is a word."""
+    return read_tree(f"value: {text}", text).value["value"]
 
 
 def _put(tree: dict[str, Any], key: str, value: Any) -> None:

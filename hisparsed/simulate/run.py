@@ -1,6 +1,7 @@
 """One policy on one workload on one simulated node: sizes it, starts it, measures it.
 
-Everything that decides the outcome is in ``Scenario``, ``PolicyChoice`` and the seed.
+Everything that decides the outcome is in ``Scenario``, ``PolicyChoice`` and the seed. Imports
+vLLM, which takes its time; what only reads options does not need this module.
 """
 
 from __future__ import annotations
@@ -8,16 +9,13 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
-from hisparsed.config.node_description import NodeDescription
 from hisparsed.control.board import TickOutcome
 from hisparsed.engine.messages import EngineCommand
 from hisparsed.engine.scratch import scratch_block_count
 from hisparsed.engine.simulated.node import SimulatedNode
-from hisparsed.engine.simulated.vllm_config import SimulatedOptions, step_tokens
+from hisparsed.engine.simulated.vllm_config import SimulatedOptions, scaled_seqs, step_tokens
 from hisparsed.errors import UserError
 from hisparsed.plan.layout import real_layout, stock_copies
 from hisparsed.policy.effective import parse_policy
@@ -26,43 +24,11 @@ from hisparsed.simulate.control_side import ControlSide, LoopControl, StaticCont
 from hisparsed.simulate.driver import Driver
 from hisparsed.simulate.measures import Measures
 from hisparsed.simulate.policies import PolicyChoice
-from hisparsed.simulate.workload import ClosedLoop, Mixed, OpenLoop, Players, Sessions
+from hisparsed.simulate.scenario import Scenario
+from hisparsed.simulate.workload import ClosedLoop, Mixed, OpenLoop, Players
 
 MOST_LEASE_ROWS = 32_704
 """Slots of a hot buffer are numbered in 16 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """One kind of traffic; ``users`` are those of the whole node.
-
-    Without ``users`` its sessions start when the trace started them, ``load`` times as fast.
-    """
-
-    sessions: Sessions
-    users: int | None
-    load: float = 1.0
-    from_s: float = 0.0
-    until_s: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Node, traffic and time; bytes are those of the whole node."""
-
-    node: NodeDescription
-    traffic: tuple[Traffic, ...]
-    host_budget: int
-    scale: Fraction = Fraction(1)
-    duration_s: float = 3600.0
-    warmup_s: float = 600.0
-    think_scale: float = 1.0
-    offload_prompt_only: bool = False
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest call."""
-        return max(one.sessions.longest for one in self.traffic)
 
 
 def run_policy(
@@ -82,15 +48,19 @@ def run_policy(
         raise UserError(
             f"--warmup: {scenario.warmup_s:g}s leaves nothing of {scenario.duration_s:g}s"
         )
-    sizes = _stock_sizes(scenario, policy) if policy.text is None else None
+    host_budget, command = scenario.host_budget, None
+    if policy.text is None and policy.hisparse:
+        host_budget, lent = _stock_sizes(scenario, policy)
+        command = EngineCommand(offload_target_blocks=lent)
     options = SimulatedOptions(
         node=scenario.node,
         model_folder=work_folder / "model",
-        host_budget_bytes=scenario.host_budget if sizes is None else sizes[0],
-        max_lease_rows=_lease_rows(scenario, policy),
+        host_budget_bytes=host_budget,
+        max_lease_rows=_lease_rows(scenario, policy) if policy.hisparse else 0,
         max_model_len=_max_model_len(scenario),
         scale=scenario.scale,
         offload_prompt_only=scenario.offload_prompt_only,
+        hisparse=policy.hisparse,
         scratch=policy.text is not None,
         seed=seed,
     )
@@ -101,8 +71,7 @@ def run_policy(
     measures = Measures(scenario.warmup_s, scenario.duration_s)
     control: ControlSide
     if policy.text is None:
-        assert sizes is not None
-        control = StaticControl(node, EngineCommand(offload_target_blocks=sizes[1]))
+        control = StaticControl(node, command)
     else:
         path = work_folder / "policy.yaml"
         path.write_text(policy.text)
@@ -155,7 +124,7 @@ def _players(scenario: Scenario, seed: int) -> Players:
             parts.append(
                 ClosedLoop(
                     one.sessions,
-                    max(1, round(one.users * share)) if one.users > 0 else one.users,
+                    max(1, round(one.users * share)),
                     seed,
                     ramp_s=scenario.warmup_s / 2,
                     from_s=one.from_s,
@@ -191,7 +160,10 @@ def _lease_rows(scenario: Scenario, policy: PolicyChoice) -> int:
     tokens = layout.block_tokens
     window = layout.pages(min(step_tokens(node, scenario.scale), _max_model_len(scenario)))
     scratch = scratch_block_count(
-        query_len=query, topk=topk, block_tokens=tokens, max_num_seqs=node.engine.max_num_seqs
+        query_len=query,
+        topk=topk,
+        block_tokens=tokens,
+        max_num_seqs=scaled_seqs(node, scenario.scale),
     )
     room = int(layout.gpu_blocks * scenario.scale) - scratch - 1
     room -= layout.pages(_max_model_len(scenario)) + layout.hot_groups * (window + 2)

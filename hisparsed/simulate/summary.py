@@ -124,6 +124,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def _load(one: Sample) -> float:
+    """Live set by the smaller reach; 0 where there are no pools."""
     return one.live_tokens / max(1, min(one.hisparse_reach_tokens, one.offload_reach_tokens))
 
 

@@ -55,6 +55,11 @@ class Sessions:
             for session in self.sessions
             for call in session.calls
         )
+        self.name = trace.name
+        self.has_starts = any(session.start_s > 0 for session in trace.sessions) and all(
+            len(session.calls) == 1 for session in trace.sessions
+        )
+        """Whether the trace says when its sessions start: recorded chat, not agents."""
         self._shared = _shared_spaces(self.sessions)
 
     def play(self, index: int, instance: str) -> Iterator[PlannedCall]:
@@ -161,8 +166,6 @@ class ClosedLoop:
         until_s: float = math.inf,
         name: str = "",
     ) -> None:
-        if users < 1:
-            raise UserError(f"--users: {users} is not right; need 1 or more")
         self._sessions = sessions
         self._ramp_s = ramp_s
         self._from_s = from_s
@@ -211,8 +214,6 @@ class OpenLoop:
         until_s: float,
         name: str = "",
     ) -> None:
-        if load <= 0:
-            raise UserError(f"--load: {load:g} is not right; need more than 0")
         draw = Random(f"{seed} {name} open loop")
         span_s = max(session.start_s for session in sessions.sessions) / load + 1.0
         self._plays = []

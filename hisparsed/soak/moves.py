@@ -7,6 +7,7 @@ what it is asked for, so targets beyond floors and budgets are drawn too.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hisparsed.engine.messages import AdmissionCommand, EngineCommand, EngineReport
@@ -34,13 +35,13 @@ class Moves:
         self._geometry = report.geometry
         self._can_release = report.host.release == "possible"
 
-    def next(self) -> Move:
-        """One move; most change one or two levers."""
+    def next(self, requests: Sequence[str] = ()) -> Move:
+        """One move; most change one or two levers. ``requests`` may get leases of their own."""
         rng = self._rng
         if rng.random() < _RESET_SHARE:
             return Reset(running=rng.random() < 0.5, connector=rng.random() < 0.5)
         fields: dict[str, object] = {}
-        draws = {
+        draws: dict[str, tuple[float, Callable[[], object]]] = {
             "offload_target_blocks": (0.6, self._offload_blocks),
             "reserve_target_blocks": (0.15, self._reserve_blocks),
             "multiplier": (0.35, lambda: rng.choice(_MULTIPLIERS)),
@@ -50,6 +51,8 @@ class Moves:
         }
         if self._can_release:
             draws["release_reserve"] = (0.1, lambda: rng.random() < 0.5)
+        if requests:
+            draws["hot_leases"] = (0.2, lambda: self._leases(requests))
         while not fields:
             for name, (share, draw) in draws.items():
                 if rng.random() < share:
@@ -67,6 +70,10 @@ class Moves:
 
     def _reserve_blocks(self) -> int:
         return self._rng.choice((0, 0, self._rng.randrange(self._geometry.budget_blocks)))
+
+    def _leases(self, requests: Sequence[str]) -> dict[str, int]:
+        most = self._geometry.max_lease_blocks
+        return {name: self._rng.randint(1, most) for name in requests if self._rng.random() < 0.6}
 
     def _watermark(self) -> int | str:
         blocks = self._geometry.gpu_blocks

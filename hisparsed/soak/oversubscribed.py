@@ -31,7 +31,7 @@ from hisparsed.soak.virtual_load import Load, Served, serve
 
 ORDERS = {"vLLM's order": "arrival", "held prefix first": "auto"}
 LIVE_SET_OF_REACH = 1.3
-LOAD = Load(clients=40, think_s=6.0, warm_up_s=60.0, measured_s=300.0)
+LOAD = Load(clients=40, think_s=6.0, warm_up_s=40.0, measured_s=200.0)
 MAX_WAIT_S = 120.0
 _SCALE = Fraction(1, 64)
 _MAX_MODEL_LEN = 1024
@@ -67,12 +67,12 @@ def policy_of(order: str) -> Policy:
 
 
 def node_of(folder: Path) -> NodeConfig:
-    """A node whose GPU is no bottleneck, with an indexer that is small beside the KV."""
+    """A node whose GPU is no bottleneck: host memory is."""
     return NodeConfig(
         node="reference",
         host_budget=48 << 20,
         reference=ReferenceConfig(
-            layers=8,
+            layers=4,
             index_groups=1,
             index_topk=16,
             gpu_blocks=700,

@@ -6,27 +6,35 @@ how to see it again and where to stop.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
+
+from pydantic_core import to_json
 
 from hisparsed.soak.run import Soak
 
 
 def save_record(soak: Soak, folder: Path | None = None) -> Path:
-    """Write the record as JSON into ``folder`` (the system's for temporary files if not given)."""
-    document = {
-        "settings": {**asdict(soak.settings), "trace": str(soak.settings.trace)},
-        "steps": soak.tally.steps,
-        "violations": soak.tally.violations,
-        "stuck": soak.tally.stuck,
-        "differences": [asdict(one) for one in soak.differences],
-        "moves": [asdict(one) for one in soak.moves_made],
-        "report": soak.tally.last.model_dump() if soak.tally.last is not None else None,
-    }
+    """Write the record of ``soak``; returns where it is."""
+    return save_document(
+        {
+            "settings": soak.settings,
+            "steps": soak.tally.steps,
+            "violations": soak.tally.violations,
+            "stuck": soak.tally.stuck,
+            "differences": soak.differences,
+            "moves": soak.moves_made,
+            "report": soak.tally.last,
+        },
+        folder,
+    )
+
+
+def save_document(document: Mapping[str, object], folder: Path | None = None) -> Path:
+    """Write JSON into ``folder`` (the system's for temporary files if not given)."""
     handle, name = tempfile.mkstemp(prefix="hisparsed-soak-", suffix=".json", dir=folder)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=1)
+    with os.fdopen(handle, "wb") as file:
+        file.write(to_json(document, indent=1))
     return Path(name)

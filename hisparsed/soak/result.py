@@ -23,7 +23,7 @@ def rounded(value: float | None, digits: int = 1) -> float | None:
 
 @dataclass(frozen=True)
 class SoakResult:
-    """Counts of one soak, and times of the engine thread on this machine.
+    """Counts of one soak, and the time that the engine thread worked for steps and moves.
 
     ``requests`` were answered. ``violations`` are of the host ledger, or memory that was not
     free when all calls had ended. ``stuck`` calls made no progress, or failed. The ITL figures
@@ -82,12 +82,12 @@ class SoakResult:
             f"{self.seed}).",
             f"{self.violations} violations, {self.token_differences} token differences, "
             f"{self.stuck} stuck.",
-            f"A move took {_us(self.move_us_p50)} at the median, {_us(self.move_us_p99)} at p99; "
-            f"a report {_us(self.report_us_p50)}.",
+            f"A move took the engine thread {_us(self.move_us_p50)} at the median, "
+            f"{_us(self.move_us_p99)} at p99; a report {_us(self.report_us_p50)}.",
         ]
         if self.itl_p99_ratio is not None:
             lines.append(
-                f"Time between tokens, p99: {self.itl_ms_p99_with_moves:g} ms with moves, "
+                f"Engine time between tokens, p99: {self.itl_ms_p99_with_moves:g} ms with moves, "
                 f"{self.itl_ms_p99_without:g} ms without."
             )
         lines.append(

@@ -47,6 +47,7 @@ def soak_on_engines(
                     Oracle(witness),
                     traffic,
                     time.perf_counter,
+                    time.thread_time,
                     on_progress=on_progress,
                 )
             finally:

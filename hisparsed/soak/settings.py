@@ -35,12 +35,13 @@ class SoakSettings:
     clients: int = 16
     """Most calls that are open at one time."""
     cancel_share: float = 0.2
-    sample_share: float = 0.3
+    sample_share: float = 0.2
     """Share of the answers that are verified; cut ones are verified as far as they came."""
     stuck_after_s: float = 300.0
     """A call that makes no progress for so long is stuck."""
     trace: Path = SHIPPED_TRACE
     speculative_tokens: int = 0
+    eager_host_mirror: bool = True
 
     def __post_init__(self) -> None:
         if self.for_s is None and self.max_steps is None and self.max_moves is None:
@@ -51,7 +52,7 @@ def node_config(settings: SoakSettings, folder: Path) -> NodeConfig:
     """The node under test: everything is short, so everything moves."""
     return _config(
         folder,
-        host_budget=8 << 20,
+        host_budget=6 << 20,
         reference=_reference(settings, gpu_blocks=320, ack_lag_steps=2),
     )
 
@@ -62,7 +63,7 @@ def oracle_config(settings: SoakSettings, folder: Path) -> NodeConfig:
         folder,
         host_budget=32 << 20,
         reference=_reference(settings, gpu_blocks=4000, ack_lag_steps=0).model_copy(
-            update={"speculative_tokens": 0}
+            update={"speculative_tokens": 0, "eager_host_mirror": True}
         ),
     )
 
@@ -80,6 +81,7 @@ def _reference(settings: SoakSettings, gpu_blocks: int, ack_lag_steps: int) -> R
         ack_lag_steps=ack_lag_steps,
         seed=settings.seed,
         speculative_tokens=settings.speculative_tokens,
+        eager_host_mirror=settings.eager_host_mirror,
     )
 
 

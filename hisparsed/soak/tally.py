@@ -11,7 +11,7 @@ from hisparsed.soak.settings import SoakSettings
 
 @dataclass
 class Tally:
-    """Times are of the machine: ``busy_s`` in the engine thread, moves and reports in us."""
+    """``busy_s`` is the time that the engine thread worked; moves and reports are in us of it."""
 
     steps: int = 0
     requests: int = 0

@@ -89,8 +89,8 @@ def test_config_is_frozen(tmp_path: Path) -> None:
         ("host_budget: 1GiB\nengine_args:\n  port: 1\n", 3, "engine_args.port: is not yours to set "
          "here; set api.host or api.port"),
         ("host_budget: 1GiB\nengine_args:\n  --kv-transfer-config: x\n", 3,
-         "engine_args.--kv-transfer-config: is not yours to set here; the daemon sets up both "
-         "connectors itself; set host_budget"),
+         "engine_args.--kv-transfer-config: is not yours to set here; the daemon sets up "
+         "connectors itself; set host_budget or disaggregation"),
         ("host_budget: 1GiB\nengine_args:\n  max-model-len: 9\n", 3, "engine_args.max-model-len: "
          "is written as on a command line; write max_model_len"),
         ("host_budget: 1GiB\nreference:\n  layers: 7\n", 2, "reference.index_groups: 2 groups do "
@@ -172,3 +172,13 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
 )
 def test_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
+
+
+def test_the_journals_limits_can_be_set_within_reason(tmp_path: Path) -> None:
+    path = tmp_path / "hisparsed.yaml"
+    path.write_text("host_budget: 1GiB\njournal: {max_ticks: 5000, max_size: 64MiB}\n")
+    journal = load_node_config(path, memory_bytes=MEMORY).value.journal
+    assert (journal.max_ticks, journal.max_size) == (5000, 64 * 2**20)
+    path.write_text("host_budget: 1GiB\njournal: {max_size: 1MiB}\n")
+    with pytest.raises(ConfigError, match=r"journal\.max_size"):
+        load_node_config(path, memory_bytes=MEMORY)

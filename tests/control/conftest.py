@@ -22,6 +22,7 @@ from hisparsed.control.overrides import Overrides
 from hisparsed.control.policy_source import PolicySource
 from hisparsed.control.socket import ControlServer
 from hisparsed.control.status import NodeInfo
+from hisparsed.control.targets import TargetFile
 from hisparsed.engine.messages import (
     ApplyResult,
     EngineCommand,
@@ -254,6 +255,7 @@ class Node:
             wall_clock=wall,
             sleep=self.clock.sleep,
             set_admission=self.admissions.append,
+            targets=TargetFile(folder),
         )
 
     async def open(self) -> None:
@@ -280,3 +282,8 @@ def node(tmp_path: Path) -> Node:
 @pytest.fixture
 def make_node(tmp_path: Path) -> Callable[[str], Node]:
     return lambda policy: Node(tmp_path, policy)
+
+
+@pytest.fixture
+def policy_text() -> str:
+    return POLICY

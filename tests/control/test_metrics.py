@@ -96,6 +96,9 @@ async def test_rejected_policies_and_freezes_show(node: Any) -> None:
 
 
 async def test_every_metric_has_samples_and_stands_in_the_document(node: Any) -> None:
+    schedule = "schedules: [{name: busy, when: {pressure: high}, set: {hot.max: 3}}]\n"
+    node.policy_path.write_text(node.policy_path.read_text() + schedule)
+    node.operator.reload(actor="ann")
     await node.loop.start()
     node.engine.target = 10
     node.engine.live_set_tokens = 10**6

@@ -10,10 +10,24 @@ from hisparsed.control.engine_port import ServingCounters
 from hisparsed.control.observe import command_for, geometry_of, observe
 from hisparsed.control.outcome import bounded, confirm
 from hisparsed.control.records import Applied
-from hisparsed.engine.messages import AdmissionCommand, EngineCommand
+from hisparsed.engine.messages import (
+    AdmissionCommand,
+    EngineCommand,
+    GhostReport,
+    LeasePointReport,
+    RequestHotReport,
+)
 from hisparsed.policy.decisions import Commands
 from hisparsed.policy.reasons import Lever
-from hisparsed.policy.signals import Admission, AdmissionOrder
+from hisparsed.policy.signals import (
+    Admission,
+    AdmissionOrder,
+    GhostPoint,
+    LeasePoint,
+    Progress,
+    RequestHot,
+    Reserve,
+)
 
 ADMISSION = Admission(AdmissionOrder.ARRIVAL, 12.0, 5, 2, 7.0)
 
@@ -134,3 +148,89 @@ async def test_a_confirmation_compares_with_what_was_put_in_force(node: Any) -> 
         Lever.ADMISSION,
     ]
     assert confirm(4, Applied(command, None, "refused"), await node.engine.report()) is None
+
+
+async def test_what_only_some_nodes_report_reaches_the_snapshot(node: Any) -> None:
+    report = await node.engine.report()
+    ghost = [GhostReport(extra_blocks=10, tokens=640)]
+    leased = RequestHotReport(
+        request_id="r1",
+        lease_blocks=4,
+        target_blocks=6,
+        curve=[LeasePointReport(blocks=4, misses_per_step=9.5)],
+    )
+    rich = report.model_copy(
+        update={
+            "gpu_head_need_blocks": 77,
+            "geometry": report.geometry.model_copy(
+                update={"min_lease_rows": 64, "max_step_tokens": 512}
+            ),
+            "host": report.host.model_copy(
+                update={
+                    "hisparse_ghost": ghost,
+                    "offload_ghost": ghost,
+                    "offload_target_blocks": 100,
+                    "reserve_target_blocks": 50,
+                    "reserve_blocks": 20,
+                    "release": "possible",
+                    "release_wanted": True,
+                }
+            ),
+            "requests": report.requests.model_copy(update={"held_back": 2, "oldest_wait_s": 8.5}),
+            "hot": report.hot.model_copy(
+                update={"counted": False, "requests": [leased], "individual_leases": 1}
+            ),
+        }
+    )
+    snapshot = snapshot_of(rich, ServingCounters(refused=3))
+    assert (snapshot.geometry.least_lease_rows, snapshot.geometry.max_step_tokens) == (64, 512)
+    assert snapshot.hisparse.ghost == snapshot.offload.ghost == (GhostPoint(10, 640),)
+    assert snapshot.hisparse.target_blocks == 1_000 - 100 - 50
+    assert snapshot.reserve == Reserve(50, 20, can_release=True, releasing=True)
+    assert snapshot.gpu.head_need_blocks == 77
+    counts = snapshot.requests
+    assert (counts.held_back, counts.refused_total, counts.oldest_wait_s) == (2, 3, 8.5)
+    assert (snapshot.hot.counted, snapshot.hot.individual_leases) == (False, 1)
+    assert snapshot.requests_hot == (RequestHot("r1", 4, 6, (LeasePoint(4, 9.5),)),)
+    assert snapshot.progress == Progress(report.steps, report.scheduled_tokens)
+
+
+async def test_what_a_node_does_not_report_is_unknown(node: Any) -> None:
+    snapshot = snapshot_of(await node.engine.report(), ServingCounters())
+    assert snapshot.requests.refused_total is None
+    assert snapshot.gpu.head_need_blocks is None
+    assert snapshot.geometry.max_step_tokens is None
+    assert (snapshot.hisparse.ghost, snapshot.requests_hot) == ((), ())
+
+
+def snapshot_of(report: Any, serving: ServingCounters) -> Any:
+    return observe(
+        report,
+        serving,
+        at_s=1.0,
+        report_age_s=0.0,
+        tick=1,
+        policy_generation=1,
+        last_admission=ADMISSION,
+    )
+
+
+def test_reserve_and_leases_carry_over() -> None:
+    command = command_for(
+        Commands(reserve_target_blocks=9, release_reserve=False, hot_leases={"r1": 4})
+    )
+    assert command == EngineCommand(
+        reserve_target_blocks=9, release_reserve=False, hot_leases={"r1": 4}
+    )
+
+
+async def test_a_reserve_that_the_engine_bounded_or_lost_is_told(node: Any) -> None:
+    command = EngineCommand(reserve_target_blocks=50)
+    result = (await node.engine.apply(command)).model_copy(update={"reserve_target_blocks": 40})
+    (difference,) = bounded(command, result)
+    assert (difference.lever, difference.wanted) == (Lever.SPLIT, "50 in reserve")
+    report = await node.engine.report()
+    confirmed = confirm(1, Applied(command, result, None), report)
+    assert confirmed is not None
+    (lost,) = confirmed.differences
+    assert (lost.wanted, lost.found) == ("40 in reserve", "0 in reserve")

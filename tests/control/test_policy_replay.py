@@ -64,6 +64,13 @@ def test_another_policy_parts_at_the_first_tick_where_it_must(node: Any, journal
     assert "replayed  AdviseOnly" in page
 
 
+def test_another_target_for_the_same_reason_is_a_difference(node: Any, journal: Path) -> None:
+    text = node.policy_path.read_text().replace("step_towards_safety: 10%", "margin: 40%")
+    (first, *_) = replay(journal, text).first
+    assert first.recorded == first.replayed == "OffloadShortOfReach"
+    assert first.recorded_wanted != first.replayed_wanted
+
+
 def test_a_change_that_never_mattered_parts_nowhere(node: Any, journal: Path) -> None:
     text = node.policy_path.read_text() + "admission: {retry_after: 10s}\n"
     assert replay(journal, text).parted == 0

@@ -181,6 +181,17 @@ def test_nodes_may_differ_in_block_size(
     assert nodes.decode.counts["fetched"] == len(PROMPTS)
 
 
+def test_a_decode_node_may_speculate_on_a_prefix_from_elsewhere(
+    folder: Path, on_one_node: dict[str, list[list[int]]]
+) -> None:
+    with pair(folder, AMPLE, replace(SMALL, gpu_blocks=700, speculative_tokens=3)) as nodes:
+        answers = nodes.handed_over(PROMPTS, ANSWER)
+    assert {name: [answer.tokens] for name, answer in answers.items()} == {
+        name: on_one_node[name] for name in PROMPTS
+    }
+    assert nodes.decode.counts["fetched"] == len(PROMPTS)
+
+
 @pytest.mark.parametrize("eager", [True, False], ids=["eager mirror", "no eager mirror"])
 def test_a_prompt_whose_last_chunk_is_one_token_is_whole(
     folder: Path, on_one_node: dict[str, list[list[int]]], eager: bool

@@ -22,10 +22,11 @@ SHAPE = EngineShape(gpu_blocks=700)
 ANSWER = 8
 TOKENS = 700
 PROMPT = [random.Random(5).randrange(32, 127) for _ in range(TOKENS)]
-ROWS_AT = 100
-INDEX_AT = 100 + TOKENS * 8 * 128
+GREETING = 60
+ROWS_AT = GREETING
+INDEX_AT = GREETING + TOKENS * 8 * 128
 LAST_AT = INDEX_AT + TOKENS * 2 * 68 - 1
-"""Bytes of the answer, a little after its greeting: in sparse-MLA rows, in indexer rows, the end."""
+"""Bytes of the answer: in sparse-MLA rows, in indexer rows, near the end."""
 
 
 @pytest.fixture(scope="module")
@@ -207,20 +208,23 @@ def test_a_prefix_that_nobody_reads_is_freed_after_its_lease(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "hisparsed.engine")
-    with nodes_of(folder, lease_s=0.2) as nodes:
+    with nodes_of(folder, lease_s=3.0) as nodes:
         nodes.prefilled({"call": PROMPT})
-        assert nodes.prefill.blocks_in_use() == (-(-TOKENS // 16), -(-TOKENS // 16))
+        pages = -(-TOKENS // 16)
+        nodes.until(
+            "only what is read is held", lambda: nodes.prefill.blocks_in_use() == (pages, pages)
+        )
         assert not nodes.prefill.scheduler.hisparsed.host.watch.look_at_everything()
         require_free(nodes)
     assert nodes.prefill.counts == {"offered": 1, "expired": 1}
-    assert sum("was not read within 0.2 s" in text for text in caplog.messages) == 1
+    assert sum("was not read within 3 s" in text for text in caplog.messages) == 1
 
 
 def test_waiting_offers_do_not_starve_calls_that_run(folder: Path) -> None:
     with nodes_of(folder, lease_s=3600.0) as nodes:
         prompts = {f"call-{n}": [(n + token) % 90 + 33 for token in PROMPT] for n in range(10)}
         nodes.prefilled(prompts)
-        assert nodes.prefill.worker.open_offers == len(prompts)
+        nodes.until("all wait", lambda: nodes.prefill.worker.open_offers == len(prompts))
         requests = report(nodes.prefill.engine)["requests"]
     assert requests["preemptions"] == 0
     assert requests["stalls_found"] == 0

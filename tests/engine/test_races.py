@@ -209,6 +209,9 @@ def test_after_a_reset_slots_with_a_transfer_in_flight_settle_before_they_move(
 ) -> None:
     apply(engine, {"offload_target_blocks": 30})
     workers.cancel(with_a_store_in_flight(workers))
+    for _ in range(3):
+        workers.step()
+    assert workers.jobs, "nothing but the store is left to do"
     storing = {block for job in workers.jobs.values() for block in job.host_blocks}
     workers.scheduler.reset_prefix_cache(False, True)
     workers.check()
@@ -242,10 +245,9 @@ def test_a_call_larger_than_what_is_left_waits_and_is_served(
 
 def test_a_call_larger_than_the_node_can_ever_hold_is_refused(engine: Any) -> None:
     from vllm import SamplingParams
-
     from vllm.exceptions import VLLMValidationError
 
-    with pytest.raises(VLLMValidationError, match="256 tokens.* contains 300 input tokens"):
+    with pytest.raises(VLLMValidationError, match=r"256 tokens.* contains 300 input tokens"):
         engine.add_request("large", {"prompt_token_ids": prompt(6, 300)}, SamplingParams())
 
 

@@ -58,9 +58,9 @@ class PartlyRight:
         ]
 
 
-def known_answers(run: Run) -> dict[tuple[int, ...], list[int]]:
+def known_answers(run: Run, asked: list[Conversation]) -> dict[tuple[int, ...], list[int]]:
     known: dict[tuple[int, ...], list[int]] = {}
-    for conversation in conversations():
+    for conversation in asked:
         prompt: list[int] = []
         for turn, answer in zip(conversation.turns, run.answers[conversation.name], strict=True):
             prompt = prompt + turn
@@ -84,7 +84,7 @@ def one_by_one(folder: Path) -> Run:
 def speculating(folder: Path, one_by_one: Run, shape: EngineShape, multiplier: float) -> Any:
     """An engine whose drafts are right about half the time, at ``multiplier``."""
     engine = build_engine(folder, shape)
-    core_of(engine).model_executor.draft = PartlyRight(known_answers(one_by_one))
+    core_of(engine).model_executor.draft = PartlyRight(known_answers(one_by_one, conversations()))
     apply(engine, {"offload_target_blocks": LENT_BLOCKS, "multiplier": multiplier})
     return engine
 
@@ -135,7 +135,7 @@ def test_moving_everything_at_random_gives_the_same_tokens(
     folder: Path, one_by_one: Run, seed: int
 ) -> None:
     shape = EngineShape(
-        gpu_blocks=420, host_budget_bytes=20 << 20, ack_lag_steps=3, speculative_tokens=DRAFTS
+        gpu_blocks=340, host_budget_bytes=20 << 20, ack_lag_steps=3, speculative_tokens=DRAFTS
     )
     engine = speculating(folder, one_by_one, shape, 1.0)
     budget = report(engine)["geometry"]["budget_blocks"]
@@ -162,9 +162,22 @@ def test_moving_everything_at_random_gives_the_same_tokens(
     assert both_accepted_and_rejected(engine)
     assert cancelled.count > 5
     assert run.hit_tokens > 0
-    assert run.last_report["requests"]["preemptions"] > 0
     assert run.last_report["hot"]["spills"] > 0
     assert run.last_report["hot"]["dropped"] == 0
+
+
+def test_preempted_requests_go_on_with_the_same_tokens(folder: Path) -> None:
+    def long_answers() -> list[Conversation]:
+        return make_conversations(count=8, turns=1, first=300, later=60, answer=100, seed=5)
+
+    plain = converse(build_engine(folder, EngineShape()), long_answers())
+    engine = build_engine(folder, EngineShape(gpu_blocks=340, speculative_tokens=DRAFTS))
+    core_of(engine).model_executor.draft = PartlyRight(known_answers(plain, long_answers()))
+    apply(engine, {"multiplier": ONE_TOPK})
+    run = converse(engine, long_answers())
+    assert run.answers == plain.answers
+    assert run.last_report["requests"]["preemptions"] > 0
+    assert run.last_report["hot"]["spills"] > 0
 
 
 def test_the_same_steps_plan_the_same_swaps(
@@ -206,20 +219,21 @@ def test_padding_of_a_whole_prefix_hit_is_not_computed(folder: Path) -> None:
     """vLLM pads a request that starts with one token to the length of speculative ones."""
     engine = build_engine(folder, EngineShape(speculative_tokens=DRAFTS))
     executor = core_of(engine).model_executor
-    padded: list[str] = []
+    padded: list[tuple[str, int, int]] = []
     segment = executor._segment
 
     def watch(request_id: str, start: int, count: int, output: Any) -> Any:
+        made = segment(request_id, start, count, output)
         if -1 in output.scheduled_spec_decode_tokens.get(request_id, ()):
-            padded.append(request_id)
-        return segment(request_id, start, count, output)
+            padded.append((request_id.split("-")[0], count, made.count))
+        return made
 
     executor._segment = watch
     first, again = (
         answer_of(engine, name, [40 + token % 60 for token in range(321)], temperature=0.0)
         for name in ("first", "again")
     )
-    assert [name.split("-")[0] for name in padded] == ["again"]
+    assert padded == [("again", QUERY_LEN, 1)]
     assert first == again
 
 

@@ -12,17 +12,19 @@ from hisparsed.kernels.api import miss_ratio_curve
 
 pytestmark = pytest.mark.engine
 
-PROMPT, STEPS = 600, 1050
+REQUESTS, PROMPT, STEPS = 3, 600, 1050
+INDEX_GROUPS = 2
 
 
 @pytest.fixture(scope="module")
 def selections(tmp_path_factory: pytest.TempPathFactory) -> list[list[object]]:
-    found = record_selections(1, PROMPT, STEPS, tmp_path_factory.mktemp("topk"))
+    found = record_selections(REQUESTS, PROMPT, STEPS, tmp_path_factory.mktemp("topk"))
     return list(found.values())
 
 
 def test_octiles_and_ghosts_predict_the_nodes_own_misses(selections: list[list[object]]) -> None:
     positions = PROMPT + STEPS + 16
+    assert len(selections) == REQUESTS * INDEX_GROUPS
     for run in selections:
         assert len(run) > 1000
         exact = miss_ratio_curve(replay_misses(run, 5.0, positions)[1], 0)

@@ -111,7 +111,7 @@ class NodeFiles:
 class ServeProcess:
     """One running daemon. ``end`` it, or ``kill`` what is left of it: both leave nothing."""
 
-    def __init__(self, files: NodeFiles) -> None:
+    def __init__(self, files: NodeFiles, **environment: str) -> None:
         self.files = files
         self.url = f"http://127.0.0.1:{files.port}"
         self._log_path = files.folder / f"node-{time.monotonic_ns()}.log"
@@ -122,7 +122,7 @@ class ServeProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=plain_environment(),
+                env=plain_environment() | environment,
             )
         self.http = httpx.Client(base_url=self.url, timeout=60.0)
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hisparsed.policy.document import ConfigError, Problem, load_document, parse_document, refuse
 from hisparsed.policy.units import ByteSize, Fraction
+from hisparsed.policy.yaml_tree import read_scalar, read_tree
 
 GOOD = """\
 # a comment
@@ -314,3 +315,15 @@ def test_no_such_file(tmp_path: Path) -> None:
         load_document(tmp_path / "none.yaml", Document)
     with pytest.raises(ConfigError, match="is a folder; name a file"):
         load_document(tmp_path, Document)
+
+
+@pytest.mark.parametrize(
+    "text", ["3", "-3", "1.5", "1e3", "true", "False", "null", "~", "", "10%", "30s", "off", "0x1f"]
+)
+def test_a_scalar_reads_as_it_would_in_a_document(text: str) -> None:
+    assert read_scalar(text) == read_tree(f"key: {text}\n", "x.yaml").value["key"]
+
+
+def test_a_scalar_is_never_more_than_one_value() -> None:
+    for text in ("[1, 2]", "{a: 1}", "&a x", "9" * 50, "1\nb: 2"):
+        assert read_scalar(text) == text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hisparsed.policy.decide import decide
-from hisparsed.policy.memory import Memory, served_with
+from hisparsed.policy.memory import Direction, Memory, MoveHistory, served_with
 from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import GhostPoint
@@ -195,3 +195,14 @@ def test_an_engine_that_began_anew_is_judged_by_nothing_old(kit) -> None:
     _, memory = decide(Policy(version=1), again, memory)
     assert memory.expectation is None
     assert dataclasses.replace(memory.split, undone=0) == memory.split
+
+
+def test_a_measured_move_that_turns_counts_against_both_ways() -> None:
+    """A load on the edge is probed ever less often; what was given for safety is no probe."""
+    up_down = MoveHistory().moved(1, Direction.SAFETY, probing=True)
+    up_down = up_down.moved(2, Direction.THRIFT, probing=True)
+    down_up = MoveHistory().moved(1, Direction.THRIFT, probing=True)
+    down_up = down_up.moved(2, Direction.SAFETY, probing=True)
+    assert (up_down.undone, down_up.undone) == (1, 1)
+    assert down_up.last_safety_at_s is None
+    assert MoveHistory().moved(1, Direction.SAFETY).moved(2, Direction.THRIFT).undone == 0

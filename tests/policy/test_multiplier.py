@@ -219,3 +219,9 @@ def test_shrinking_is_remembered_as_the_safe_direction(
     for one in kit.held_for(snapshot_with(kit, free_share), 60, **TRAFFIC):
         _, memory = decide(policy(), one, memory)
     assert memory.multiplier.last_direction is direction
+
+
+def test_few_free_blocks_without_anybody_waiting_keep_the_lease(kit) -> None:
+    held = last(kit, policy(), snapshot_with(kit, 0.01, requests__waiting=0), 60)
+    assert held.reason is Reason.IN_DEAD_BAND
+    assert "nobody waits for them" in held.sentence

@@ -234,3 +234,14 @@ def test_anything_is_read_or_refused(value: object) -> None:
             assert hint_of(error)
         else:
             assert 0 <= result <= top
+
+
+@pytest.mark.parametrize("plain", [1, 20, 384, 1023])
+def test_a_small_plain_size_is_a_forgotten_unit(plain: int) -> None:
+    with pytest.raises(ValueError, match=f"{plain} has no unit"):
+        parse_bytes(plain)
+    assert parse_bytes(f"{plain}B") == plain
+
+
+def test_plain_sizes_from_a_kibibyte_on_are_bytes() -> None:
+    assert (parse_bytes(0), parse_bytes(1024)) == (0, 1024)

@@ -14,14 +14,34 @@ from hisparsed.engine.messages import (
     GeometryReport,
     HostReport,
     HotReport,
+    LedgerViolation,
     RequestsReport,
 )
 from hisparsed.soak.engine import Answer
 
+GEOMETRY: dict[str, Any] = {
+    "block_tokens": 16,
+    "host_block_bytes": 8192,
+    "chunk_tokens": 16,
+    "chunk_bytes": 2048,
+    "chunks_per_host_block": 4,
+    "offload_copies": 1,
+    "budget_blocks": 1000,
+    "floor_blocks": 66,
+    "max_model_len": 1024,
+    "topk": 16,
+    "decode_query_len": 1,
+    "gpu_blocks": 321,
+    "hot_groups": 1,
+    "max_lease_blocks": 4,
+    "max_num_seqs": 8,
+    "row_bytes": 512,
+}
+
 
 class FakeEngine:
     """``deaf`` calls get no token; ``wrong`` ones get wrong tokens; ``broken`` is what a check
-    finds; ``leak`` blocks stay in use."""
+    finds, ``watched`` what reports say; ``leak`` blocks stay in use."""
 
     def __init__(self) -> None:
         self.open: dict[str, tuple[int, int, list[int]]] = {}
@@ -31,6 +51,7 @@ class FakeEngine:
         self.deaf: set[str] = set()
         self.wrong: set[str] = set()
         self.broken: list[str] = []
+        self.watched: list[str] = []
         self.leak = 0
         self.steps = 0
         self.tokens = 0
@@ -79,7 +100,7 @@ class FakeEngine:
         return True
 
     def report(self) -> EngineReport:
-        geometry = {"budget_blocks": 1000, "gpu_blocks": 321, "max_num_seqs": 8}
+        geometry = GEOMETRY
         host = {"release": "possible", "hisparse_in_use_blocks": self.leak}
         return EngineReport(
             **required(EngineReport)
@@ -91,6 +112,10 @@ class FakeEngine:
                 "requests": RequestsReport(**required(RequestsReport)),
                 "hot": HotReport(**required(HotReport)),
                 "admission_order": "arrival",
+                "violations": [
+                    LedgerViolation(rule=rule, sentence="found by the watch")
+                    for rule in self.watched
+                ],
             }
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,7 +39,7 @@ def again(first: Soak) -> Soak:
         DAMAGED.trace, seed=DAMAGED.seed, clients=16, cancel_share=0.1, max_model_len=1024
     )
     oracle = Oracle(first.oracle._engine)
-    return Soak(DAMAGED, first.engine, first.clock, oracle, traffic, first.time_s)
+    return Soak(DAMAGED, first.engine, first.clock, oracle, traffic, first.time_s, first.busy_s)
 
 
 def test_random_moves_lose_nothing(first: Soak) -> None:

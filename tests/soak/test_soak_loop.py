@@ -44,7 +44,7 @@ def soak(engine: FakeEngine, **changes: Any) -> Soak:
         max_model_len=1024,
     )
     clock = VirtualClock()
-    return Soak(settings, engine, clock, Oracle(FakeEngine()), traffic, Ticking())
+    return Soak(settings, engine, clock, Oracle(FakeEngine()), traffic, Ticking(), Ticking())
 
 
 def result(done: Soak) -> Any:
@@ -135,6 +135,14 @@ def test_a_broken_ledger_ends_the_soak() -> None:
     assert not done.clean
 
 
+def test_what_the_engine_itself_found_ends_the_soak_too() -> None:
+    engine = FakeEngine()
+    engine.watched = ["floor-kept"]
+    done = soak(engine)
+    done.run()
+    assert done.tally.violations == ["step 0: floor-kept: found by the watch"]
+
+
 def test_blocks_that_stay_in_use_after_the_last_call_are_a_violation() -> None:
     engine = FakeEngine()
     engine.leak = 2
@@ -188,7 +196,7 @@ def test_the_record_tells_how_to_see_it_again(tmp_path: Path) -> None:
 
 def test_moves_reach_every_lever_and_beyond_every_bound() -> None:
     moves = Moves(0, FakeEngine().report())
-    drawn = [moves.next() for _ in range(3000)]
+    drawn = [moves.next(["a", "b"]) for _ in range(3000)]
     commands = [one for one in drawn if isinstance(one, EngineCommand)]
     resets = {one for one in drawn if isinstance(one, Reset)}
     levers = {
@@ -196,12 +204,14 @@ def test_moves_reach_every_lever_and_beyond_every_bound() -> None:
         "reserve_target_blocks",
         "release_reserve",
         "multiplier",
+        "hot_leases",
         "transition_watermark",
         "admission",
         "session_ttl_s",
     }
     assert {name for one in commands for name in one.model_fields_set} == levers
     assert len(resets) == 4
+    assert {name for one in commands for name in one.hot_leases or ()} == {"a", "b"}
     assert max(one.offload_target_blocks or 0 for one in commands) > 990
     assert {one.admission.order for one in commands if one.admission} == {
         "arrival",

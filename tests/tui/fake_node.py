@@ -33,6 +33,14 @@ PATHS = {
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answering = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.answering.set()
+
     @contextmanager
     def capture_signals(self) -> Any:
         yield
@@ -68,18 +76,18 @@ class FakeNode:
         )  # fmt: skip
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started:
-            await asyncio.sleep(0)
+        await self._server.answering.wait()
 
     async def stop(self) -> None:
         """End every stream and remove the socket."""
         if self._server is None or self._serving is None:
             return
+        # First the file, so that nobody comes back while the streams end.
+        self.path.unlink(missing_ok=True)
         for queue in self._queues:
             queue.put_nowait(None)
         self._server.should_exit = True
         await self._serving
-        self.path.unlink(missing_ok=True)
         self._server = self._serving = None
 
     def send(self, kind: str, document: Any) -> None:

@@ -46,12 +46,11 @@ class LogsPage(Page):
         following = view.scroll_offset.y >= view.max_scroll_y
         view.show_lines(lines or [line(("no lines", "dim"))], stale=model.stale)
         if following:
-            view.scroll_end(animate=False, immediate=True)
+            self.call_after_refresh(view.scroll_end, animate=False)
 
     def entered(self) -> None:
         view = self.query_one("#log-lines", LinesView)
         view.focus()
-        view.scroll_end(animate=False)
 
     def search(self, words: str) -> None:
         self._set(replace(self._filter, search=words))

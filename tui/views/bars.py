@@ -56,6 +56,6 @@ def marks(places: Sequence[tuple[float, str, str]], width: int) -> Line:
     """``(share of the bar, character, role)`` above or below a bar; later ones win."""
     row: list[tuple[str, str]] = [(" ", "")] * width
     for share, glyph, role in places:
-        at = min(width - 1, max(0, round(share * width - 0.5)))
+        at = min(width - 1, max(0, int(share * width)))
         row[at] = (glyph, role)
     return line(*row)

@@ -31,7 +31,11 @@ def header_lines(model: NodeModel, banner: Banner, width: int, context: ViewCont
         lifecycle = model.link.value
     role = "bad" if model.stale else _LIFECYCLE_ROLES.get(lifecycle, "bad")
     started, at_s = number(status, "node.started_unix_s"), model.node_time_s
-    up = fmt.duration(max(0.0, at_s - started)) if started and at_s else fmt.UNKNOWN
+    up = fmt.UNKNOWN
+    if started and at_s:
+        # A node whose engine starts sends no status, and its time goes on.
+        passed_s = 0.0 if model.stale else _since_status(model, context)
+        up = fmt.duration(max(0.0, at_s - started) + passed_s)
     kind, served = text(status, "node.kind") or "", text(status, "node.model") or ""
     left = line(
         (f"{model.label} ", "title"),
@@ -60,12 +64,18 @@ def _second(model: NodeModel, banner: Banner, width: int, context: ViewContext) 
         return ends(line((banner.player, "accent")), right, width)
     if model.link is Link.LOST:
         since = fmt.clock(model.link_since_s)
-        return ends(line((f"disconnected since {since}: {model.link_why}", "bad")), right, width)
+        why = model.link_why.removeprefix(f"{model.address}: ")
+        return ends(line((f"disconnected since {since}: {why}", "bad")), right, width)
     if model.link is Link.CONNECTING:
         return ends(line((f"connecting to {model.address} ...", "warn")), right, width)
     if banner.notice:
         return ends(line((banner.notice, "accent")), right, width)
     return ends(_health(model, context), right, width)
+
+
+def _since_status(model: NodeModel, context: ViewContext) -> float:
+    received_s = model.status_received_s
+    return 0.0 if received_s is None else max(0.0, context.now_s - received_s)
 
 
 def _health(model: NodeModel, context: ViewContext) -> Line:
@@ -75,8 +85,8 @@ def _health(model: NodeModel, context: ViewContext) -> Line:
     age_s, tick_s = number(status, "observed.engine.report_age_s"), number(status, "loop.tick_s")
     cost_s = number(status, "observed.engine.report_cost_s")
     # Between two status documents the report gets older; that is what an operator asks for.
-    if age_s is not None and model.status_received_s is not None:
-        age_s += max(0.0, context.now_s - model.status_received_s)
+    if age_s is not None:
+        age_s += _since_status(model, context)
     old = age_s is not None and age_s > max(5.0, 5 * (tick_s or 1.0))
     parts = [
         (f"report {fmt.duration(age_s)} ago", "bad" if old else "dim"),

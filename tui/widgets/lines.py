@@ -10,12 +10,16 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from hisparsed.tui.styled import Line
+from hisparsed.tui.styled import Line, ascii_line
 from hisparsed.tui.themes import DARK, LOOKS, Look
 
 
-def strip_of(text: Line, look: Look, base: Style, *, stale: bool = False) -> Strip:
+def strip_of(
+    text: Line, look: Look, base: Style, *, stale: bool = False, ascii_only: bool = False
+) -> Strip:
     """Stale lines keep their words and lose their colours."""
+    if ascii_only:
+        text = ascii_line(text)
     if stale:
         gray = base + look.style("stale")
         return Strip([Segment(part, gray) for part, _ in text.spans])
@@ -65,7 +69,13 @@ class LinesView(ScrollView):
         base = self.rich_style
         if index >= len(self._lines):
             return Strip.blank(width, base)
-        strip = strip_of(self._lines[index], self.look, base, stale=self._stale)
+        strip = strip_of(
+            self._lines[index],
+            self.look,
+            base,
+            stale=self._stale,
+            ascii_only=self.app.has_class("ascii"),
+        )
         return strip.adjust_cell_length(width, base)
 
     def refresh_line(self, index: int) -> None:

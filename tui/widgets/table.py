@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar
 
+from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
@@ -107,15 +108,19 @@ class TableView(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         width, base = self.size.width, self.rich_style
         if y == 0:
-            return strip_of(self._title, self.look, base).adjust_cell_length(width, base)
+            return self._strip(self._title, base, stale=False).adjust_cell_length(width, base)
         index = y - 1 + round(self.scroll_offset.y)
         if index >= len(self._keys):
             return Strip.blank(width, base)
         here = index == self._cursor
         if here:
             base += self.look.style("cursor")
-        strip = strip_of(self._row(index), self.look, base, stale=self._stale)
+        strip = self._strip(self._row(index), base, stale=self._stale)
         return strip.adjust_cell_length(width, base)
+
+    def _strip(self, text: Line, base: Style, *, stale: bool) -> Strip:
+        ascii_only = self.app.has_class("ascii")
+        return strip_of(text, self.look, base, stale=stale, ascii_only=ascii_only)
 
     def _go(self, index: int) -> None:
         self._cursor = max(0, min(index, len(self._keys) - 1))

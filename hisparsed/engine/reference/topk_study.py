@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from hisparsed.engine.reference.hot import DecodeBatch
 from hisparsed.engine.reference.topk_plot import plot_svg
 from hisparsed.kernels.api import Geometry, ResolverState, miss_ratio_curve, resolve
 
@@ -69,10 +70,10 @@ def record_selections(requests: int, prompt: int, steps: int, folder: Path) -> S
     hot: Any = engine.engine_core.engine_core.model_executor._hot
     locate = hot.locate
 
-    def locate_and_record(group: int, chosen: torch.Tensor, rows: torch.Tensor) -> Any:
-        for row, positions in zip(rows.tolist(), chosen, strict=True):
+    def locate_and_record(group: int, chosen: torch.Tensor, batch: DecodeBatch) -> Any:
+        for row, positions in zip(batch.request_ids.tolist(), chosen, strict=True):
             selections[group, row].append(positions.clone())
-        return locate(group, chosen, rows)
+        return locate(group, chosen, batch)
 
     hot.locate = locate_and_record
     rng = random.Random(0)

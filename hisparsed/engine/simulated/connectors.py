@@ -6,10 +6,9 @@ when their copies have ended. Metadata comes as MultiConnector's tuple.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.connector import (
-    HiSparseConnectorMetadata,
     HiSparseConnectorWorkerMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
@@ -29,8 +28,81 @@ from hisparsed.engine.simulated.cost import CostModel
 from hisparsed.plan.layout import Layout
 
 
-class SimulatedConnectors:
-    """``layout`` gives bytes of pages and chunks on each GPU's link."""
+class OffloadingSide:
+    """vLLM's offloading worker over virtual copies of ``chunk_bytes`` chunks."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        clock: VirtualClock,
+        cost: CostModel,
+        chunk_bytes: int,
+    ) -> None:
+        self.loads = CopyQueue(clock, cost.copy_s)
+        self.stores = CopyQueue(clock, cost.copy_s)
+        spec = OffloadingSpecFactory.create_spec(
+            build_offloading_config(vllm_config, kv_cache_config)
+        )
+        self._worker = OffloadingConnectorWorker(spec, vllm_config, kv_cache_config)
+        self._worker.worker = SimulatedChunkWorker(self.loads, self.stores, float(chunk_bytes))
+        self._metadata: Any = None
+
+    def before_forward(self, metadata: Any) -> None:
+        """Flushes, loads and stores due."""
+        self._metadata = metadata
+        self._worker.handle_preemptions(metadata)
+        self._worker.start_kv_transfers(metadata)
+
+    def after_forward(self, finished_req_ids: set[str]) -> tuple[set[str], Any]:
+        """Requests whose prefix has arrived, and what the scheduler is to be told."""
+        self._worker.prepare_store_kv(self._metadata)
+        _, received = self._worker.get_finished(finished_req_ids)
+        return received, self._worker.build_connector_worker_meta()
+
+    def shutdown(self) -> None:
+        self._worker.shutdown()
+
+
+class Connectors(Protocol):
+    """What the executor needs of either body."""
+
+    queues: tuple[CopyQueue, ...]
+
+    def before_forward(self, metadata: Any) -> None: ...
+    def after_forward(self, finished_req_ids: set[str]) -> KVConnectorOutput: ...
+    def shutdown(self) -> None: ...
+
+
+class StandardConnectors:
+    """Offloading alone: every chunk is a whole block of KV."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        clock: VirtualClock,
+        cost: CostModel,
+        layout: Layout,
+    ) -> None:
+        self._offload = OffloadingSide(
+            vllm_config, kv_cache_config, clock, cost, layout.baseline_block_bytes
+        )
+        self.queues = (self._offload.loads, self._offload.stores)
+
+    def before_forward(self, metadata: Any) -> None:
+        self._offload.before_forward(metadata)
+
+    def after_forward(self, finished_req_ids: set[str]) -> KVConnectorOutput:
+        received, told = self._offload.after_forward(finished_req_ids)
+        return KVConnectorOutput(finished_recving=received or None, kv_connector_worker_meta=told)
+
+    def shutdown(self) -> None:
+        self._offload.shutdown()
+
+
+class HiSparseConnectors:
+    """HiSparse and offloading of the indexer; GPUs share what they write to the host."""
 
     def __init__(
         self,
@@ -41,44 +113,31 @@ class SimulatedConnectors:
         layout: Layout,
         gpus: int,
     ) -> None:
-        self.to_gpu = CopyQueue(clock, cost.copy_s)
-        self.to_host = CopyQueue(clock, cost.copy_s)
-        self.chunk_loads = CopyQueue(clock, cost.copy_s)
-        self.chunk_stores = CopyQueue(clock, cost.copy_s)
+        self._to_gpu = CopyQueue(clock, cost.copy_s)
+        self._to_host = CopyQueue(clock, cost.copy_s)
         self._page_bytes = float(layout.host_block_bytes)
         self._gpus = gpus
         configs = MultiConnector._get_connector_classes_and_configs(vllm_config)
-        offload_config = configs[1][1]
-        spec = OffloadingSpecFactory.create_spec(
-            build_offloading_config(offload_config, kv_cache_config)
+        self._offload = OffloadingSide(
+            configs[1][1], kv_cache_config, clock, cost, layout.chunk_bytes
         )
-        self._offload = OffloadingConnectorWorker(spec, offload_config, kv_cache_config)
-        self._offload.worker = SimulatedChunkWorker(
-            self.chunk_loads,
-            self.chunk_stores,
-            float(layout.chunk_bytes),
-        )
-        self._metadata: Any = None
+        self.queues = (self._to_gpu, self._to_host, self._offload.loads, self._offload.stores)
         self._copied: list[int] = []
 
-    def before_forward(self, metadata: Any) -> HiSparseConnectorMetadata:
-        """Flushes, loads, stores and page transfers due; returns HiSparse's metadata."""
-        hisparse, self._metadata = metadata.metadata
-        self._offload.handle_preemptions(self._metadata)
-        self._offload.start_kv_transfers(self._metadata)
+    def before_forward(self, metadata: Any) -> None:
+        hisparse, offloading = metadata.metadata
+        self._offload.before_forward(offloading)
         self._copied.extend(copy.dst_block_id for copy in hisparse.host_block_copies)
         transfers = hisparse.command.page_transfers if hisparse.command is not None else []
         for transfer in transfers:
             if transfer.restore:
-                self.to_gpu.submit(transfer.transfer_id, self._page_bytes)
+                self._to_gpu.submit(transfer.transfer_id, self._page_bytes)
             else:
                 # One host copy for all GPUs, so each writes its part.
-                self.to_host.submit(transfer.transfer_id, self._page_bytes / self._gpus)
-        return hisparse
+                self._to_host.submit(transfer.transfer_id, self._page_bytes / self._gpus)
 
     def after_forward(self, finished_req_ids: set[str]) -> KVConnectorOutput:
-        """What has ended by now."""
-        done = [*self.to_gpu.done(), *self.to_host.done()]
+        done = [*self._to_gpu.done(), *self._to_host.done()]
         copied, self._copied = self._copied, []
         hisparse = None
         if done or copied:
@@ -86,25 +145,13 @@ class SimulatedConnectors:
             hisparse = HiSparseConnectorWorkerMetadata(
                 acknowledged, dict(acknowledged), tuple(copied)
             )
-        self._offload.prepare_store_kv(self._metadata)
-        _, received = self._offload.get_finished(finished_req_ids)
-        offload = self._offload.build_connector_worker_meta()
+        received, offload = self._offload.after_forward(finished_req_ids)
         worker_metadata = None
         if hisparse is not None or offload is not None:
             worker_metadata = MultiKVConnectorWorkerMetadata((hisparse, offload))
         return KVConnectorOutput(
             finished_recving=received or None, kv_connector_worker_meta=worker_metadata
         )
-
-    def next_done_s(self) -> float | None:
-        """When the next copy in flight ends."""
-        queues = (self.to_gpu, self.to_host, self.chunk_loads, self.chunk_stores)
-        return min((at for queue in queues if (at := queue.next_done_s()) is not None), default=None)
-
-    def copied_bytes(self) -> float:
-        """Bytes over one GPU's link so far, row reads left out."""
-        queues = (self.to_gpu, self.to_host, self.chunk_loads, self.chunk_stores)
-        return sum(queue.bytes_total for queue in queues)
 
     def shutdown(self) -> None:
         self._offload.shutdown()

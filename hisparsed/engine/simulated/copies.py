@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from hisparsed.engine.offload import LentOffloadingSpec
 from hisparsed.engine.simulated.clock import VirtualClock
@@ -83,8 +84,16 @@ class SimulatedChunkWorker(OffloadingWorker):  # type: ignore[misc]
         self._stores.wait_for(job_ids)
 
 
-class SimulatedOffloadingSpec(LentOffloadingSpec):
-    """Named in ``spec_name``; the executor makes the worker itself."""
+class _NoWorker:
+    """The executor makes the worker itself."""
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         raise RuntimeError("the simulated executor makes its own worker of the offload pool")
+
+
+class SimulatedOffloadingSpec(_NoWorker, LentOffloadingSpec):
+    """Named in ``spec_name``: chunks of indexer KV in lent host blocks."""
+
+
+class StandardOffloadingSpec(_NoWorker, CPUOffloadingSpec):  # type: ignore[misc]
+    """Named in ``spec_name``: chunks of all KV in memory of their own, as without HiSparse."""

@@ -22,7 +22,11 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from hisparsed.config.node_description import NodeDescription
 from hisparsed.engine.request_table import HotRows
 from hisparsed.engine.simulated.clock import VirtualClock
-from hisparsed.engine.simulated.connectors import SimulatedConnectors
+from hisparsed.engine.simulated.connectors import (
+    Connectors,
+    HiSparseConnectors,
+    StandardConnectors,
+)
 from hisparsed.engine.simulated.cost import CostModel
 from hisparsed.engine.simulated.rows import RowModel
 from hisparsed.engine.simulated.tally import Tally
@@ -41,7 +45,10 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
         options = dict(self.vllm_config.additional_config["hisparsed"])
         self._node = NodeDescription.model_validate(options["node"])
         self._seed = int(options["seed"])
-        self._cost = CostModel(self._node, float(options["stands_for"]))
+        self._stands_for = float(options["stands_for"])
+        self._cost = CostModel(self._node, self._stands_for)
+        self._layout = real_layout(self._node, 1)
+        self._hisparse = self.vllm_config.attention_config.hisparse_config is not None
         self._block_tokens = int(self.cache_config.block_size)
         self._lengths: dict[str, int] = {}
         self._chance: dict[str, Random] = {}
@@ -89,14 +96,13 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
         return [self._node.gpu.kv_memory]
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-        self._connectors = SimulatedConnectors(
-            self.vllm_config,
-            kv_cache_configs[0],
-            self.clock,
-            self._cost,
-            real_layout(self._node, 1),
-            self._node.gpu.count,
-        )
+        config, told = kv_cache_configs[0], (self.clock, self._cost, self._layout)
+        self._connectors: Connectors
+        if self._hisparse:
+            gpus = self._node.gpu.count
+            self._connectors = HiSparseConnectors(self.vllm_config, config, *told, gpus)
+        else:
+            self._connectors = StandardConnectors(self.vllm_config, config, *told)
 
     def bind(self, residency: Residency) -> None:
         """Where to ask for resident pages and hot leases: vLLM's own managers know."""
@@ -138,10 +144,9 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
         return DraftTokenIds(self._drafting, [drafts for _ in self._drafting])
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        for gone in (output.finished_req_ids, output.preempted_req_ids or ()):
-            for request_id in gone:
-                self._lengths.pop(request_id, None)
+        self.tally.preemptions += len(output.preempted_req_ids or ())
         for request_id in output.finished_req_ids:
+            self._lengths.pop(request_id, None)
             self._chance.pop(request_id, None)
         self._connectors.before_forward(output.kv_connector_metadata)
         segments = self._segments(output)
@@ -155,15 +160,11 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
             return ModelRunnerOutput.with_kv_conn_output_only(connector_output)
         sampled = [self._sample(segment) for segment in segments]
         self._drafting = [
-            segment.request_id
-            for segment, tokens in zip(segments, sampled, strict=True)
-            if tokens
+            segment.request_id for segment, tokens in zip(segments, sampled, strict=True) if tokens
         ]
         return ModelRunnerOutput(
             req_ids=[segment.request_id for segment in segments],
-            req_id_to_index={
-                segment.request_id: index for index, segment in enumerate(segments)
-            },
+            req_id_to_index={segment.request_id: index for index, segment in enumerate(segments)},
             sampled_token_ids=sampled,
             kv_connector_output=connector_output,
         )
@@ -207,7 +208,8 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
     # --- what the control side asks -----------------------------------------------------
 
     def hot_report(self) -> WorkerReport:
-        return WorkerReport(self.tally.counters(), self._work.miss_curve())
+        counters = self.tally.counters(self._layout.hot_groups, self._stands_for)
+        return WorkerReport(counters, self._work.miss_curve())
 
     def hot_rows(self) -> dict[str, HotRows]:
         return {}
@@ -217,11 +219,12 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
 
     def next_copy_done_s(self) -> float | None:
         """When the next page or chunk in flight arrives."""
-        return self._connectors.next_done_s()
+        ends = [queue.next_done_s() for queue in self._connectors.queues]
+        return min((at_s for at_s in ends if at_s is not None), default=None)
 
     def copied_bytes(self) -> float:
         """Bulk copies over one GPU's link so far."""
-        return self._connectors.copied_bytes()
+        return sum(queue.bytes_total for queue in self._connectors.queues)
 
     # --- the rest of the contract -----------------------------------------------------
 

@@ -6,10 +6,14 @@ names of their blocks instead of tokens, so that prefixes are equal where names 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from vllm import SamplingParams
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
+from vllm.v1.request import Request
 
 from hisparsed.control.engine_port import ServingCounters
 from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
@@ -18,7 +22,7 @@ from hisparsed.engine.simulated.clock import VirtualClock
 from hisparsed.engine.simulated.executor import TOKEN, SimulatedExecutor
 from hisparsed.engine.simulated.serving import ServingTally
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions, build_vllm_config
-from hisparsed.engine.simulated.work import ManagersResidency
+from hisparsed.engine.simulated.work import AllResident, ManagersResidency
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +50,21 @@ class SimulatedNode:
     """A started engine. Implements ``EnginePort``, so the control loop can drive it."""
 
     def __init__(self, options: SimulatedOptions) -> None:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        from vllm.v1.engine.core import EngineCore
-
         config = build_vllm_config(options)
         self._core: Any = EngineCore(config, SimulatedExecutor, log_stats=True)
         self._executor: SimulatedExecutor = self._core.model_executor
         self._scheduler: Any = self._core.scheduler
         self._block_tokens = int(config.cache_config.block_size)
         self.clock: VirtualClock = self._executor.clock
-        self._scheduler.clock_s = self.clock.now_s
-        self._scheduler.wall_clock_s = self.clock.unix_s
-        engine = self._scheduler.hisparsed
-        self._executor.bind(
-            ManagersResidency(engine._resident[0], engine._hot[0], self._block_tokens)
-        )
+        self.hisparse = options.hisparse
+        if options.hisparse:
+            self._scheduler.clock_s = self.clock.now_s
+            self._scheduler.wall_clock_s = self.clock.unix_s
+            coordinator = get_hisparse_coordinator(self._scheduler.kv_cache_manager)
+            resident, hot = coordinator.resident_managers[0], coordinator.hot_managers[0]
+            self._executor.bind(ManagersResidency(resident, hot, self._block_tokens))
+        else:
+            self._executor.bind(AllResident())
         self.tally = self._executor.tally
         self._serving = ServingTally()
 
@@ -68,9 +72,6 @@ class SimulatedNode:
 
     def add(self, call: SimulatedCall) -> None:
         """Queue a call as of now."""
-        from vllm import SamplingParams
-        from vllm.v1.request import Request
-
         request = Request(
             request_id=call.request_id,
             prompt_token_ids=[TOKEN] * call.input_tokens,
@@ -111,6 +112,7 @@ class SimulatedNode:
         )
 
     def next_copy_done_s(self) -> float | None:
+        """When the next page or chunk in flight arrives."""
         return self._executor.next_copy_done_s()
 
     def copied_bytes(self) -> float:
@@ -122,14 +124,13 @@ class SimulatedNode:
         running, waiting = self._scheduler.get_request_counts()
         return int(running), int(waiting)
 
-    @property
-    def preemptions(self) -> int:
-        return int(self._scheduler.hisparsed.preemptions)
+    def gpu_free_blocks(self) -> int:
+        return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
     def shutdown(self) -> None:
         self._core.shutdown()
 
-    # --- the control side ---------------------------------------------------------------
+    # --- the control side; only with HiSparse --------------------------------------------
 
     def take_report(self) -> EngineReport:
         return EngineReport.model_validate(control(self._core, "report", {}))
@@ -145,7 +146,7 @@ class SimulatedNode:
         return self.put(command)
 
     def serving(self) -> ServingCounters:
-        return self._serving.counters(self.preemptions)
+        return self._serving.counters(self.tally.preemptions)
 
 
 def _hasher(call: SimulatedCall, block_tokens: int) -> Callable[[Any], list[bytes]]:

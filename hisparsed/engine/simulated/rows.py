@@ -56,9 +56,7 @@ class RowModel:
                 return high_miss + (low_miss - high_miss) * part
         raise AssertionError("the curve ends above every ratio that comes here")
 
-    def step(
-        self, context: int, rows: int, resident_share: float, hot_rows: int
-    ) -> RowCounts:
+    def step(self, context: int, rows: int, resident_share: float, hot_rows: int) -> RowCounts:
         """One decode step of a request with ``hot_rows`` in its hot buffer a group."""
         selected = self.selected(context, rows)
         resident = selected * resident_share

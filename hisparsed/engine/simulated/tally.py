@@ -13,6 +13,7 @@ class Tally:
     """Rows are distinct rows of a request's step in one index group; bytes are of one link."""
 
     steps: int = 0
+    preemptions: int = 0
     tokens: int = 0
     busy_s: float = 0.0
     compute_s: float = 0.0
@@ -41,10 +42,14 @@ class Tally:
         self.gather_s += time.gather_s
         self.gather_bytes += gather_bytes
 
-    def counters(self) -> dict[str, int]:
-        """As the resolver counts them."""
-        resident, loads, spills = int(self.resident), int(self.loads), int(self.spills)
-        hits = int(self.hits)
+    def counters(self, groups: int, stands_for: float) -> dict[str, int]:
+        """As the resolvers of ``groups`` cache groups count them, on the whole node.
+
+        A policy's limits are those of the whole node, so a scaled one reports for all of it.
+        """
+        many = groups * stands_for
+        resident, hits = int(self.resident * many), int(self.hits * many)
+        loads, spills = int(self.loads * many), int(self.spills * many)
         return {
             "references": resident + hits + loads + spills,
             "resident": resident,
@@ -52,5 +57,5 @@ class Tally:
             "loads": loads,
             "spills": spills,
             "dropped": 0,
-            "h2d_bytes": int(self.gather_bytes),
+            "h2d_bytes": int(self.gather_bytes * stands_for),
         }

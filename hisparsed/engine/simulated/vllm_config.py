@@ -31,6 +31,8 @@ class SimulatedOptions:
     max_lease_rows: int
     max_model_len: int
     scale: Fraction = Fraction(1)
+    hisparse: bool = True
+    """Without it all KV is offloaded by vLLM's own offloading, with the budget for itself."""
     scratch: bool = True
     """Whether rows beyond a hot buffer can go through shared scratch blocks."""
     offload_prompt_only: bool = False
@@ -48,6 +50,13 @@ def step_tokens(node: NodeDescription, scale: Fraction) -> int:
     return max(least, math.ceil(node.engine.max_num_batched_tokens * scale))
 
 
+def gpu_blocks(options: SimulatedOptions) -> int:
+    """Blocks of the scaled GPU pool; without HiSparse a block holds all KV of its tokens."""
+    layout = real_layout(options.node, 1)
+    blocks = layout.gpu_blocks if options.hisparse else layout.baseline_blocks
+    return int(blocks * options.scale)
+
+
 def build_vllm_config(options: SimulatedOptions) -> VllmConfig:
     """Raises ``ValueError`` (vLLM's own) on sizes that cannot run."""
     node, scale = options.node, options.scale
@@ -59,7 +68,7 @@ def build_vllm_config(options: SimulatedOptions) -> VllmConfig:
         "seed": options.seed,
         "stands_for": float(1 / scale),
     }
-    if options.scratch:
+    if options.hisparse and options.scratch:
         hisparsed["scratch_blocks"] = scratch_block_count(
             query_len=node.query_len,
             topk=node.model.topk,
@@ -73,14 +82,13 @@ def build_vllm_config(options: SimulatedOptions) -> VllmConfig:
         "dtype": "float32",
         "max_model_len": options.max_model_len,
         "block_size": block_tokens,
-        "num_gpu_blocks_override": int(real_layout(node, 1).gpu_blocks * scale),
+        "num_gpu_blocks_override": gpu_blocks(options),
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": step_tokens(node, scale),
         "enable_prefix_caching": True,
         "enable_chunked_prefill": True,
         "disable_hybrid_kv_cache_manager": False,
         "distributed_executor_backend": EXECUTOR,
-        "scheduler_cls": SCHEDULER,
         "enforce_eager": True,
         "additional_config": {"hisparsed": hisparsed},
     }
@@ -92,11 +100,16 @@ def build_vllm_config(options: SimulatedOptions) -> VllmConfig:
             "prompt_lookup_min": 1,
             "prompt_lookup_max": 1,
         }
+    if options.hisparse:
+        fixed["scheduler_cls"] = SCHEDULER
     config = EngineArgs(**fixed).create_engine_config()
-    config.attention_config.hisparse_config = HiSparseConfig(
-        device_buffer_size=options.max_lease_rows
-    )
-    config.kv_transfer_config = _kv_transfer_config(options)
+    if options.hisparse:
+        config.attention_config.hisparse_config = HiSparseConfig(
+            device_buffer_size=options.max_lease_rows
+        )
+        config.kv_transfer_config = _hisparse_transfer_config(options)
+    else:
+        config.kv_transfer_config = _standard_transfer_config(options)
     config.__class__ = ReferenceVllmConfig
     return config
 
@@ -121,7 +134,7 @@ def write_model_folder(options: SimulatedOptions) -> Path:
     return options.model_folder
 
 
-def _kv_transfer_config(options: SimulatedOptions) -> KVTransferConfig:
+def _hisparse_transfer_config(options: SimulatedOptions) -> KVTransferConfig:
     host_bytes = int(options.host_budget_bytes * options.scale)
     return KVTransferConfig(
         kv_connector="MultiConnector",
@@ -145,5 +158,18 @@ def _kv_transfer_config(options: SimulatedOptions) -> KVTransferConfig:
                     },
                 },
             ]
+        },
+    )
+
+
+def _standard_transfer_config(options: SimulatedOptions) -> KVTransferConfig:
+    return KVTransferConfig(
+        kv_connector="OffloadingConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={
+            "spec_name": "StandardOffloadingSpec",
+            "spec_module_path": "hisparsed.engine.simulated.copies",
+            "cpu_bytes_to_use": int(options.host_budget_bytes * options.scale),
+            "offload_prompt_only": options.offload_prompt_only,
         },
     )

@@ -69,12 +69,20 @@ class ManagersResidency:
         return len(self._hot.req_to_blocks.get(request_id, ())) * self._block_tokens
 
 
+class AllResident:
+    """``Residency`` without HiSparse: all KV of a running request is on the GPU."""
+
+    def resident_share(self, request_id: str) -> float:
+        return 1.0
+
+    def hot_rows(self, request_id: str) -> int:
+        return 0
+
+
 class StepWorker:
     """Adds up one step. ``topk`` rows are what attention reads for each token at most."""
 
-    def __init__(
-        self, rows: RowModel, residency: Residency, block_tokens: int, topk: int
-    ) -> None:
+    def __init__(self, rows: RowModel, residency: Residency, block_tokens: int, topk: int) -> None:
         self._rows = rows
         self._residency = residency
         self._block_tokens = block_tokens

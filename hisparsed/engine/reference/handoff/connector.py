@@ -65,7 +65,13 @@ class HandoffConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def attach(self, store: KVStore) -> None:
         """The executor's bytes; from here on the node listens. Raises ``OSError``."""
-        self._worker = HandoffWorker(store, self._options)
+        try:
+            self._worker = HandoffWorker(store, self._options)
+        except OSError as error:
+            raise OSError(
+                f"disaggregation: {self._options.host}:{self._options.port} cannot be listened "
+                f"at: {error.strerror or error}; choose a free port and an address of this machine"
+            ) from error
 
     def get_handshake_metadata(self) -> HandoffAddress | None:
         return self.worker.address

@@ -125,8 +125,8 @@ class Fetcher:
             return data
 
     def _receive(self, wire: Wire, piece: Piece) -> torch.Tensor:
-        payload = wire.receive()
         right = self._rows.piece_bytes(piece)
+        payload = wire.receive(right)
         if len(payload) != right:
             raise HandoffError(
                 f"{piece.kind} [{piece.start}, {piece.end}) came as {len(payload)} bytes; "

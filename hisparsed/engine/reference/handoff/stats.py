@@ -36,7 +36,7 @@ class HandoffStats(KVConnectorStats):  # type: ignore[misc]
     """``data``: counts by the names in ``MEANINGS``; absent is zero."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, int] = {}
 
     def add(self, counts: dict[str, int]) -> None:
         for name, count in counts.items():

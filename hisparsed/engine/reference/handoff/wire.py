@@ -15,8 +15,7 @@ from typing import Any
 
 _HEADER = struct.Struct("!II")
 """Payload bytes and their CRC-32."""
-MAX_FRAME_BYTES = 64 << 20
-"""A longer length is a stranger's or a damaged one; it is never allocated."""
+_MESSAGE_BYTES = 64 << 10
 
 
 class HandoffError(Exception):
@@ -44,10 +43,11 @@ class Wire:
         except OSError as error:
             raise HandoffError(f"the connection broke while sending: {error}") from error
 
-    def receive(self) -> bytearray:
+    def receive(self, most: int) -> bytearray:
+        """A longer frame is a stranger's or a damaged one; it is never waited for."""
         length, checksum = _HEADER.unpack(self._exactly(_HEADER.size))
-        if length > MAX_FRAME_BYTES:
-            raise HandoffError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are right")
+        if length > most:
+            raise HandoffError(f"a frame of {length} bytes; at most {most} are right")
         payload = self._exactly(length)
         found = zlib.crc32(payload)
         if found != checksum:
@@ -61,7 +61,7 @@ class Wire:
         self.send(json.dumps(fields).encode())
 
     def receive_message(self) -> dict[str, Any]:
-        payload = self.receive()
+        payload = self.receive(_MESSAGE_BYTES)
         try:
             message = json.loads(payload)
         except ValueError as error:

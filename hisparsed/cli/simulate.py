@@ -1,0 +1,108 @@
+"""`hisparsed simulate`: policies side by side on a simulated node, in virtual time.
+
+Options in; table or JSON on standard output, progress on standard error, files under `--out`.
+Exit code 2 for wrong input. Imports beyond typer wait until the command runs.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def simulate(
+    node: Annotated[
+        str, typer.Option(help="Node description: a shipped name or a .yaml file.")
+    ] = "8xh200-glm-5.3",
+    trace: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Trace file, or openhands; several run side by side. The shipped one if not given."
+        ),
+    ] = None,
+    then: Annotated[
+        str | None, typer.Option(help="Trace that takes over in the middle of the run.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Shipped policy, file or stock; ,KEY=VALUE changes it. Several are compared."
+        ),
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            help="The first policy at many values: pools.hisparse=60%..95%:5%, or KEY=A|B|C."
+        ),
+    ] = None,
+    users: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Sessions at a time on the whole node; may be given again."),
+    ] = None,
+    load: Annotated[
+        float, typer.Option(help="How many times as fast recorded sessions start.")
+    ] = 1.0,
+    scale: Annotated[
+        str, typer.Option(help="Part of node and sessions that is simulated, e.g. 1/8.")
+    ] = "1/8",
+    for_: Annotated[str, typer.Option("--for", help="Virtual time, e.g. 30m or 1h.")] = "1h",
+    warmup: Annotated[
+        str | None, typer.Option(help="Virtual time not counted; a quarter if not given.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; the table shows means.")] = 1,
+    think_scale: Annotated[
+        float, typer.Option(min=0, help="Factor for the recorded pauses inside sessions.")
+    ] = 1.0,
+    host_budget: Annotated[
+        str | None, typer.Option(help="Host memory of both pools, e.g. 512GiB; the node's if not.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=2, help="Leave out calls longer than this.")
+    ] = None,
+    prompt_only: Annotated[
+        bool, typer.Option("--prompt-only", help="Offload prompts and not answers.")
+    ] = False,
+    ttft_limit: Annotated[
+        str, typer.Option(help="A call is good when its first token comes within this.")
+    ] = "30s",
+    itl_limit: Annotated[
+        str, typer.Option(help="And its tokens follow each other within this on average.")
+    ] = "100ms",
+    check_scale: Annotated[
+        str | None,
+        typer.Option(help="Also run this long at full scale and print the error, e.g. 10m."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for plots, report.html, results and journals.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Try policies on a simulated node: stock vLLM's scheduler in virtual time."""
+    from hisparsed.simulate.command import SimulateOptions, run_command
+
+    run_command(
+        SimulateOptions(
+            node=node,
+            traces=trace or (),
+            then=then,
+            policies=policy or ("stock", "policy"),
+            sweep=sweep,
+            users=users or (),
+            load=load,
+            scale=scale,
+            duration=for_,
+            warmup=warmup,
+            seed=seed,
+            seeds=seeds,
+            think_scale=think_scale,
+            host_budget=host_budget,
+            max_model_len=max_model_len,
+            prompt_only=prompt_only,
+            ttft_limit=ttft_limit,
+            itl_limit=itl_limit,
+            check_scale=check_scale,
+            out=out,
+            as_json=as_json,
+        )
+    )

@@ -1,0 +1,156 @@
+"""Lays out the service: unit, user, folders, configuration, dashboards. Writes files, runs nothing.
+
+Idempotent: what is as it should be is left alone, and a configuration file that somebody edited
+is never overwritten. Not here: enabling or starting anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from hisparsed.errors import UserError
+
+_PLACEHOLDER: Final = "/usr/bin/hisparsed"
+"""The program as the shipped unit names it."""
+_CONFIG_MODE: Final = 0o644
+_BACK_OFF_SINCE: Final = 254
+"""First systemd that knows RestartSteps."""
+
+
+class Outcome(StrEnum):
+    """What became of one file."""
+
+    CREATED = "created"
+    UPDATED = "updated"
+    UNCHANGED = "unchanged"
+    KEPT = "kept"
+    """Somebody edited it; the shipped one lies in the share folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things go. ``prefix`` is a package's, such as /usr; ``None`` is the administrator's.
+
+    ``root`` is put before every path, for images and packages; the files do not mention it.
+    """
+
+    root: Path
+    prefix: Path | None
+    executable: Path
+    systemd_version: int | None
+    """Of the machine that the files are for; ``None`` where it is not known."""
+
+    @property
+    def units(self) -> Path:
+        return self._lib("systemd/system", "systemd/system")
+
+    @property
+    def share(self) -> Path:
+        return (self.prefix or Path("/usr/local")) / "share/hisparsed"
+
+    def _lib(self, below_lib: str, below_etc: str) -> Path:
+        if self.prefix is None:
+            return Path("/etc") / below_etc
+        return self.prefix / "lib" / below_lib
+
+    def planned(self) -> Iterator[Planned]:
+        """Every file, in the order in which it is written."""
+        unit = _shipped("systemd", "hisparsed.service").replace(
+            _PLACEHOLDER, os.fspath(self.executable)
+        )
+        yield Planned(self.units / "hisparsed.service", unit)
+        if self.systemd_version is not None and self.systemd_version >= _BACK_OFF_SINCE:
+            text = _shipped("systemd", "back-off.conf")
+            yield Planned(self.units / "hisparsed.service.d/back-off.conf", text)
+        for name in ("sysusers", "tmpfiles"):
+            folder = self._lib(f"{name}.d", f"{name}.d")
+            yield Planned(folder / "hisparsed.conf", _shipped("systemd", f"{name}.conf"))
+        for name in ("hisparsed.yaml", "policy.yaml"):
+            yield Planned(Path("/etc/hisparsed") / name, _shipped("etc", name), is_config=True)
+        schema = _shipped("etc", "policy.schema.json")
+        yield Planned(Path("/etc/hisparsed/policy.schema.json"), schema)
+        etc = Path(str(files("hisparsed"))) / "etc"
+        for path in sorted(etc.rglob("*")):
+            if path.suffix in (".yaml", ".json"):
+                yield Planned(self.share / path.relative_to(etc), path.read_text("utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    path: Path
+    text: str
+    is_config: bool = False
+    """The administrator's to edit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    path: Path
+    outcome: Outcome
+
+
+def install(layout: Layout, *, dry_run: bool) -> list[Installed]:
+    """Write what is missing or old; with ``dry_run`` only say what would be written.
+
+    Raises ``UserError`` where a file cannot be written.
+    """
+    return [
+        Installed(one.path, _put(_below(layout.root, one.path), one, dry_run=dry_run))
+        for one in layout.planned()
+    ]
+
+
+def _put(target: Path, planned: Planned, *, dry_run: bool) -> Outcome:
+    try:
+        found = target.read_text("utf-8")
+    except FileNotFoundError:
+        found = None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{target} cannot be read: {error}; move it away") from error
+    if found == planned.text:
+        return Outcome.UNCHANGED
+    if found is not None and planned.is_config:
+        return Outcome.KEPT
+    if not dry_run:
+        try:
+            _write(target, planned.text)
+        except OSError as error:
+            raise UserError(
+                f"{target} cannot be written: {error.strerror or error}; run as root, or lay the "
+                "files out elsewhere with --root"
+            ) from error
+    return Outcome.CREATED if found is None else Outcome.UPDATED
+
+
+def _write(target: Path, text: str) -> None:
+    """All of it or nothing: a unit half written would be read by the next daemon-reload."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), _CONFIG_MODE)
+        Path(name).replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def _below(root: Path, path: Path) -> Path:
+    return root / path.relative_to("/")
+
+
+def _shipped(folder: str, name: str) -> str:
+    path = Path(str(files("hisparsed"))) / folder / name
+    if not path.is_file():
+        raise UserError(f"{path} is missing; the installation is incomplete")
+    return path.read_text("utf-8")

@@ -1,0 +1,75 @@
+"""Results of a simulation as a table for a terminal: policies side by side, seeds together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hisparsed.plan.text import table_lines
+from hisparsed.simulate.summary import PolicyResult
+
+HEADS = (
+    "policy",
+    "users",
+    "sessions",
+    "calls/h",
+    "spread",
+    "tok/s",
+    "good/h",
+    "hit",
+    "recomputed",
+    "preempted",
+    "running",
+    "TTFT p50",
+    "p99",
+    "ITL",
+    "load",
+    "link",
+    "moves",
+)
+
+
+def grouped(results: Sequence[PolicyResult]) -> list[list[PolicyResult]]:
+    """Results of one policy and number of users together, in the order of the first."""
+    groups: dict[tuple[str, int | None], list[PolicyResult]] = {}
+    for one in results:
+        groups.setdefault((one.name, one.users), []).append(one)
+    return list(groups.values())
+
+
+def rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
+    """Means over the seeds, and the range of calls an hour, under ``HEADS``."""
+    return [_row(group) for group in grouped(results)]
+
+
+def results_text(results: Sequence[PolicyResult]) -> str:
+    lines = list(table_lines(HEADS, rows(results)))
+    return "\n".join(lines) + "\n"
+
+
+def _row(group: Sequence[PolicyResult]) -> tuple[str, ...]:
+    def mean(name: str) -> float:
+        return float(sum(getattr(one, name) for one in group)) / len(group)
+
+    hits, recomputed = mean("prefix_hit_tokens"), mean("recomputed_tokens")
+    rates = [one.calls_per_hour for one in group]
+    spread = f"{min(rates):,.0f}-{max(rates):,.0f}" if len(group) > 1 else "-"
+    users = group[0].users
+    return (
+        group[0].name,
+        "trace" if users is None else str(users),
+        f"{mean('sessions'):.0f}",
+        f"{mean('calls_per_hour'):,.0f}",
+        spread,
+        f"{mean('throughput'):,.0f}",
+        f"{mean('goodput'):,.0f}",
+        f"{hits / max(1.0, hits + recomputed):.1%}",
+        f"{recomputed / 1e6:.2f}M",
+        f"{mean('preemptions'):.0f}",
+        f"{mean('occupancy'):.1f}",
+        f"{mean('ttft_p50_s'):.1f}s",
+        f"{mean('ttft_p99_s'):.0f}s",
+        f"{mean('itl_p50_s') * 1e3:.0f}ms",
+        f"{mean('load'):.2f}",
+        f"{mean('link_use'):.0%}",
+        f"{mean('moves'):.0f}",
+    )

@@ -1,0 +1,50 @@
+"""What a service manager hears of a real node, from its start to its reload."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from notify_socket import NotifySocket
+from serve_process import ServeProcess, until
+
+pytestmark = pytest.mark.engine
+
+
+def test_the_start_asks_for_time_and_ends_in_ready(
+    node: ServeProcess, notified: NotifySocket
+) -> None:
+    assert "Starting the engine" in notified.having("STATUS")[0]
+    assert notified.place("EXTEND_TIMEOUT_USEC") < notified.place("READY")
+    assert node.url in notified.messages[notified.place("READY")]["STATUS"]
+
+
+def test_ticks_of_a_serving_node_feed_the_watchdog(
+    node: ServeProcess, notified: NotifySocket
+) -> None:
+    before = len(notified.having("WATCHDOG"))
+    until("the watchdog is fed", lambda: len(notified.having("WATCHDOG")) > before)
+    assert notified.place("WATCHDOG") > notified.place("EXTEND_TIMEOUT_USEC")
+
+
+def test_a_stopped_engine_starves_the_watchdog_and_a_continued_one_feeds_it(
+    node: ServeProcess, notified: NotifySocket
+) -> None:
+    engine = node.engine()
+    until("the watchdog is fed", lambda: notified.having("WATCHDOG"))
+    engine.send_signal(signal.SIGSTOP)
+    try:
+        until("reports stop", lambda: node.status().observed.engine.report_age_s > 1.5)  # type: ignore[union-attr]
+        hungry = len(notified.having("WATCHDOG"))
+        until("reports are old", lambda: node.status().observed.engine.report_age_s > 4)  # type: ignore[union-attr]
+        assert len(notified.having("WATCHDOG")) == hungry
+    finally:
+        engine.send_signal(signal.SIGCONT)
+    until("the watchdog is fed again", lambda: len(notified.having("WATCHDOG")) > hungry)
+
+
+def test_a_reload_by_signal_is_framed(node: ServeProcess, notified: NotifySocket) -> None:
+    before = len(notified.having("READY"))
+    node.signal(signal.SIGHUP)
+    until("the reload has ended", lambda: len(notified.having("READY")) > before)
+    assert notified.having("RELOADING")

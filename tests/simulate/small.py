@@ -1,0 +1,58 @@
+"""A small described node and small traffic, for engines that start in a second or two."""
+
+from __future__ import annotations
+
+from hisparsed.config.node_description import NodeDescription, load_node_description
+from hisparsed.replay.model import BlockRun, Call, Session, Trace
+
+LAYERS = 8
+MIB = 1 << 20
+
+
+def small_node(**changes: object) -> NodeDescription:
+    """An H200 node with a small model; ``changes`` are by section, as dicts."""
+    tree = load_node_description("8xh200-glm-5.3").model_dump()
+    sections: dict[str, dict[str, object]] = {
+        "model": {"layers": LAYERS, "topk": 64, "max_model_len": 8192},
+        "gpu": {"kv_memory": 24 * MIB},
+        "host": {"budget": 96 * MIB},
+        "engine": {"max_num_seqs": 8, "max_num_batched_tokens": 1024},
+    }
+    for section, values in changes.items():
+        assert isinstance(values, dict)
+        sections.setdefault(section, {}).update(values)
+    for section, values in sections.items():
+        tree[section].update(values)
+    return NodeDescription.model_validate(tree)
+
+
+def agents(sessions: int, calls: int, first: int = 1500, more: int = 200) -> Trace:
+    """Sessions whose prompts grow by ``more`` tokens a call; answers are 100 tokens of that."""
+    made = []
+    for number in range(sessions):
+        base = number << 40
+        made.append(
+            Session(
+                f"s{number}",
+                tuple(
+                    _call(base, first + turn * more + number * 64, 5.0 if turn else 0.0)
+                    for turn in range(calls)
+                ),
+                0.0,
+            )
+        )
+    return Trace("agents", 64, tuple(made))
+
+
+def chat(requests: int, every_s: float, tokens: int = 800) -> Trace:
+    """Requests of their own that start when the trace says."""
+    made = [
+        Session(f"r{number}", (_call(number << 40, tokens, 0.0),), number * every_s)
+        for number in range(requests)
+    ]
+    return Trace("chat", 64, tuple(made))
+
+
+def _call(base: int, tokens: int, think_s: float) -> Call:
+    full = tokens // 64
+    return Call((BlockRun(base, full),), base + full, tokens, 100, think_s, None)

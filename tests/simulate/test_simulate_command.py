@@ -1,0 +1,206 @@
+"""`hisparsed simulate`: policies as written, figures as printed, files as promised."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from small import small_node
+from typer.testing import CliRunner, Result
+
+from hisparsed.cli.app import app
+from hisparsed.errors import UserError
+from hisparsed.policy.document import ConfigError
+from hisparsed.simulate.measures import CallTimes, Measures, Sample
+from hisparsed.simulate.policies import choose_policy, sweep_policies
+from hisparsed.simulate.scale_error import error_text, scale_error
+from hisparsed.simulate.summary import Limits, PolicyResult, quantile, summarise
+from hisparsed.simulate.table import results_text
+
+
+def tree(spec: str) -> Any:
+    text = choose_policy(spec).text
+    assert text is not None
+    return yaml.safe_load(text)
+
+
+def test_a_policy_is_written_with_changes_of_its_keys() -> None:
+    changed = tree("policy,hot.min=0.25,levers.admission.mode=off")
+    assert changed["hot"]["min"] == 0.25
+    assert changed["levers"]["admission"]["mode"] == "off"
+
+
+def test_a_fixed_split_is_one_word() -> None:
+    fixed = tree("policy,pools.hisparse=97%")
+    assert fixed["rebalance"]["strategy"] == "fixed"
+    assert fixed["pools"]["hisparse"]["start"] == pytest.approx(0.97)
+    assert choose_policy("stock,pools.hisparse=90%").hisparse_share == pytest.approx(0.9)
+
+
+def test_a_sweep_steps_from_first_to_last() -> None:
+    names = [one.name for one in sweep_policies("policy", "pools.hisparse=60%..75%:5%")]
+    assert names == [f"policy,pools.hisparse={share}%" for share in (60, 65, 70, 75)]
+    listed = sweep_policies("policy", "hot.start=1.0|1.5")
+    assert [one.name for one in listed] == ["policy,hot.start=1.0", "policy,hot.start=1.5"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("nowhere", UserError, "'nowhere' is not known.*stock"),
+        ("missing.yaml", UserError, "no file missing.yaml"),
+        ("policy,hot", UserError, "KEY=VALUE"),
+        ("policy,hot.nothing=1", ConfigError, "hot.nothing"),
+        ("stock,hot.min=1", UserError, "stock vLLM has no hot.min"),
+        ("policy,pools.hisparse=many", UserError, "'many' is not a share"),
+    ],
+)
+def test_a_wrong_policy_says_what_is_right(spec: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        choose_policy(spec)
+
+
+@pytest.mark.parametrize("sweep", ["pools.hisparse=60%..90%", "pools.hisparse=90%..60%:5%"])
+def test_a_wrong_sweep_says_what_is_right(sweep: str) -> None:
+    with pytest.raises(UserError, match="--sweep"):
+        sweep_policies("policy", sweep)
+
+
+def sample(at_s: float, **changes: Any) -> Sample:
+    values: dict[str, Any] = {
+        "running": 2,
+        "waiting": 1,
+        "hisparse_blocks": 90,
+        "offload_blocks": 10,
+        "hisparse_reach_tokens": 1000,
+        "offload_reach_tokens": 800,
+        "live_tokens": 400,
+        "multiplier": 1.0,
+        "gpu_free_blocks": 5,
+        "hit_tokens": 0,
+        "prompt_tokens": 0,
+        "generated_tokens": int(at_s * 10),
+        "link_bytes": at_s * 100.0,
+    }
+    return Sample(at_s=at_s, **{**values, **changes})
+
+
+def call(arrived: float, first: float, end: float, play: str = "a", cached: int = 60) -> CallTimes:
+    return CallTimes(play, 0, 100, 11, arrived, first, end, cached)
+
+
+def measured(*calls: CallTimes) -> Measures:
+    return Measures(10.0, 110.0, calls=list(calls), samples=[sample(10.0), sample(110.0)])
+
+
+def result(measures: Measures, scale: Fraction = Fraction(1)) -> PolicyResult:
+    limits = Limits(ttft_s=2.0, itl_s=0.1)
+    return summarise("p", 8, 0, measures, scale=scale, copy_bandwidth=1000.0, limits=limits)
+
+
+def test_figures_count_what_finished_after_the_warm_up() -> None:
+    found = result(measured(call(0, 1, 5), call(20, 21, 22), call(20, 21, 22, "b", cached=0)))
+    assert (found.calls, found.sessions) == (2, 2)
+    assert found.calls_per_hour == pytest.approx(72)
+    assert (found.prefix_hit_tokens, found.recomputed_tokens) == (60, 140)
+    assert found.throughput == pytest.approx(10)
+    assert found.occupancy == 2
+    assert found.load == pytest.approx(0.5)
+    assert found.link_use == pytest.approx(0.1)
+
+
+def test_a_good_call_keeps_both_limits() -> None:
+    slow_start, slow_tokens = call(20, 23, 24), call(20, 21, 23)
+    assert result(measured(call(20, 21, 22), slow_start, slow_tokens)).goodput == pytest.approx(36)
+
+
+def test_a_scaled_node_counts_for_the_whole() -> None:
+    whole, part = (result(measured(call(20, 21, 22)), Fraction(1, n)) for n in (1, 4))
+    for name in ("calls_per_hour", "throughput", "goodput", "occupancy", "link_use"):
+        assert getattr(part, name) == pytest.approx(4 * getattr(whole, name))
+    assert part.calls == whole.calls
+
+
+def test_failed_calls_are_counted_apart() -> None:
+    failed = call(20, 21, 22)
+    failed.failed = True
+    found = result(measured(failed))
+    assert (found.calls, found.failed) == (0, 1)
+
+
+def test_quantiles_of_ascending_values() -> None:
+    assert [quantile([1, 2, 3, 4], share) for share in (0.0, 0.5, 0.99)] == [1, 3, 4]
+    assert quantile([], 0.5) == 0
+
+
+def test_the_table_joins_seeds_and_shows_their_range() -> None:
+    one = result(measured(call(20, 21, 22)))
+    other = one.model_copy(update={"seed": 1, "calls_per_hour": 72.0})
+    text = results_text([one, other])
+    assert len(text.splitlines()) == 2
+    assert "36-72" in text
+
+
+def test_the_error_of_a_scale_is_relative_to_the_whole() -> None:
+    whole = result(measured(call(20, 21, 22)))
+    part = whole.model_copy(update={"calls_per_hour": 40.0, "prefix_hit_tokens": 80})
+    error = scale_error(part, whole)
+    assert error.calls_per_hour == pytest.approx(40 / 36 - 1)
+    assert error.throughput == 0
+    assert "calls +11%" in error_text(error)
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["simulate", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scale", "2"], "--scale: 2 is more than the whole node"),
+        (["--for", "soon"], "--for: 'soon' is not right"),
+        (["--node", "9xh200"], "'9xh200' is not known"),
+        (["--host-budget", "much"], "--host-budget"),
+        (["--load", "0", "--for", "10s"], "--load: 0"),
+        (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_runs(arguments: list[str], message: str) -> None:
+    assert message in str(command(*arguments).exception)
+
+
+@pytest.mark.engine
+def test_json_plots_report_and_journal_of_two_policies(tmp_path: Path) -> None:
+    node, trace, out = tmp_path / "node.yaml", tmp_path / "chat.jsonl", tmp_path / "out"
+    node.write_text(yaml.safe_dump(small_node().model_dump(mode="json")))
+    lines = [
+        {
+            "timestamp": number * 500,
+            "input_length": 700,
+            "output_length": 40,
+            "hash_ids": [number % 5, 100 + number],
+        }
+        for number in range(40)
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = command(
+        *("--node", str(node), "--trace", str(trace), "--for", "20s", "--warmup", "5s"),
+        *("--policy", "stock", "--policy", "policy", "--scale", "1", "--json", "--out", str(out)),
+    )
+    assert found.exit_code == 0, found.output
+    document = json.loads(found.stdout)
+    assert [one["name"] for one in document["policies"]] == ["stock", "policy"]
+    keys = {"sessions", "prefix_hit_tokens", "recomputed_tokens", "goodput", "throughput"}
+    assert keys | {"preemptions", "occupancy", "moves"} <= document["policies"][0].keys()
+    assert all(one["calls"] > 10 for one in document["policies"])
+    assert json.loads((out / "results.json").read_text()) == document
+    names = ("pools", "reach", "hits", "concurrency", "interactivity")
+    assert all((out / f"{name}.png").read_bytes()[:4] == b"\x89PNG" for name in names)
+    report = (out / "report.html").read_text()
+    assert report.count("data:image/png;base64,") == len(names)
+    assert "http" not in report
+    assert (out / "journal-1" / "journal.sqlite").is_file()

@@ -1,0 +1,211 @@
+"""One stream a node: what it brings, and what happens when it ends, stays silent or is slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_node import FakeNode
+from recorded_node import recorded, status_with
+
+from hisparsed.tui import updates
+from hisparsed.tui.address import default_address, parse_address
+from hisparsed.tui.client import NodeClient
+from hisparsed.tui.errors import Refused, Unreachable, ViewError
+from hisparsed.tui.live_feed import LONGEST_PAUSE_S, LiveFeed
+from hisparsed.tui.sse import EventParser
+from hisparsed.tui.updates import Update
+
+
+class Heard:
+    """What a feed told; ``until`` waits for it without a clock."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self._news = asyncio.Event()
+
+    def tell(self, update: Update) -> None:
+        self.updates.append(update)
+        self._news.set()
+
+    def of(self, kind: type[Update]) -> list[Update]:
+        return [one for one in self.updates if isinstance(one, kind)]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self._news.clear()
+                await self._news.wait()
+
+
+@asynccontextmanager
+async def feeding(
+    node: FakeNode, *, silence_s: float = 5.0, pauses: list[float] | None = None
+) -> AsyncIterator[tuple[Heard, LiveFeed]]:
+    async def pause(seconds: float) -> None:
+        if pauses is not None:
+            pauses.append(seconds)
+        await asyncio.sleep(0.01)
+
+    heard = Heard()
+    async with NodeClient(parse_address(str(node.path))) as client:
+        feed = LiveFeed(client, heard.tell, sleep=pause, silence_s=silence_s)
+        running = asyncio.create_task(feed.run())
+        try:
+            yield heard, feed
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_the_stream_and_the_past_arrive(node: FakeNode) -> None:
+    async with feeding(node) as (heard, _):
+        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        assert isinstance(heard.updates[0], updates.Connected)
+        assert heard.of(updates.StatusNews)[0].document == recorded("status")
+        assert heard.of(updates.HistoryNews)[0].document == recorded("history")
+        node.send("decisions", [{"sequence": 1}])
+        node.send("logs", [{"sequence": 2}])
+        node.send("event", {"sequence": 3})
+        await heard.until(lambda: bool(len(heard.of(updates.EventNews)) == 2))
+        assert updates.DecisionNews([{"sequence": 1}]) in heard.updates
+        assert updates.LogNews([{"sequence": 2}]) in heard.updates
+    assert node.streams == 1
+
+
+async def test_nothing_is_asked_between_ticks(node: FakeNode) -> None:
+    async with feeding(node) as (heard, _):
+        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        asked = len(node.gets)
+        for _ in range(20):
+            node.send("status", recorded("status"))
+        await heard.until(lambda: len(heard.of(updates.StatusNews)) == 21)
+        assert len(node.gets) == asked
+
+
+async def test_requests_are_asked_for_only_while_wanted_and_one_at_a_time(node: FakeNode) -> None:
+    async with feeding(node) as (heard, feed):
+        await heard.until(lambda: bool(heard.of(updates.LogNews)))
+        assert "/v1/requests" not in node.gets
+        feed.want_requests, node.delay_s = True, 0.1
+        for _ in range(5):
+            node.send("status", recorded("status"))
+        await heard.until(lambda: len(heard.of(updates.StatusNews)) == 6)
+        await heard.until(lambda: bool(heard.of(updates.RequestNews)))
+        assert node.gets.count("/v1/requests") == 1
+
+
+async def test_another_policy_is_asked_for(node: FakeNode) -> None:
+    async with feeding(node) as (heard, _):
+        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        before = node.gets.count("/v1/policy")
+        node.send("status", status_with({"policy.generation": 9}))
+        await heard.until(lambda: node.gets.count("/v1/policy") == before + 1)
+
+
+async def test_a_node_without_some_routes_is_shown_without_them(node: FakeNode) -> None:
+    node.missing = {"history", "logs", "requests"}
+    async with feeding(node) as (heard, feed):
+        await heard.until(lambda: bool(heard.of(updates.DecisionNews)))
+        feed.refresh_requests()
+        await heard.until(lambda: bool(heard.of(updates.RequestNews)))
+        assert heard.of(updates.RequestNews)[0].document is None
+        assert not heard.of(updates.HistoryNews)
+
+
+async def test_a_daemon_that_stops_is_found_again(node: FakeNode) -> None:
+    pauses: list[float] = []
+    async with feeding(node, pauses=pauses) as (heard, _):
+        await heard.until(lambda: bool(heard.of(updates.StatusNews)))
+        await node.stop()
+        await heard.until(lambda: len(heard.of(updates.Lost)) >= 6)
+        assert "no daemon has this socket" in heard.updates[-1].why
+        assert pauses[:5] == [0.5, 1.0, 2.0, 4.0, LONGEST_PAUSE_S]
+        await node.start()
+        await heard.until(lambda: len(heard.of(updates.Connected)) == 2)
+        await node.stop()
+        await heard.until(lambda: isinstance(heard.updates[-1], updates.Lost))
+        assert pauses[-1] in (0.5, 1.0)
+
+
+async def test_a_silent_node_counts_as_lost(node: FakeNode) -> None:
+    node.delay_s = 30.0
+    async with feeding(node, silence_s=0.05) as (heard, _):
+        await heard.until(lambda: bool(heard.of(updates.Lost)))
+        assert "does not answer" in heard.updates[0].why
+        node.delay_s = 0.0
+
+
+async def test_unreadable_news_are_left_out(node: FakeNode) -> None:
+    async with feeding(node) as (heard, _):
+        await heard.until(lambda: bool(heard.of(updates.StatusNews)))
+        node.send("status", ["not", "an", "object"])
+        node.send("of-a-later-version", {})
+        node.send("status", status_with({"loop.tick": 77}))
+        await heard.until(lambda: len(heard.of(updates.StatusNews)) == 2)
+        assert heard.of(updates.StatusNews)[1].document["loop"]["tick"] == 77
+
+
+def test_event_streams_are_taken_apart() -> None:
+    parser = EventParser()
+    lines = ["event: status", "data: {", "data: }", "", ": comment", "", "data: x", ""]
+    found = [event for one in lines if (event := parser.feed(one)) is not None]
+    assert found == [("status", "{\n}"), ("message", "x")]
+
+
+async def test_a_refusal_keeps_the_node_s_words() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(409, json={"error": {"code": "stale_generation", "message": "look"}})
+
+    async with NodeClient(
+        parse_address("http://node:1"), transport=httpx.MockTransport(answer)
+    ) as client:
+        with pytest.raises(Refused, match="look") as refused:
+            await client.post("/v1/freeze", {})
+    assert (refused.value.status, refused.value.code) == (409, "stale_generation")
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[1]", b""])
+async def test_an_answer_that_is_no_json_object_is_refused(answer: bytes) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=answer))
+    async with NodeClient(parse_address("http://node:1"), transport=transport) as client:
+        with pytest.raises(Refused, match="was not answered with JSON"):
+            await client.get("/v1/status")
+
+
+async def test_nobody_on_a_socket_is_said_in_words(tmp_path: Path) -> None:
+    async with NodeClient(parse_address(str(tmp_path / "none.sock"))) as client:
+        with pytest.raises(Unreachable, match="no daemon has this socket"):
+            await client.get("/v1/status")
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "where"),
+    [
+        ("/run/hisparsed/control.sock", "hisparsed", "/run/hisparsed/control.sock"),
+        ("unix:/srv/a.sock", "a", "/srv/a.sock"),
+        ("gpu7=/run/x/control.sock", "gpu7", "/run/x/control.sock"),
+        ("http://gpu8:9000/", "gpu8:9000", "http://gpu8:9000"),
+        ("east=https://gpu8:9000", "east", "https://gpu8:9000"),
+        ("/data/a=b/control.sock", "a=b", "/data/a=b/control.sock"),
+    ],
+)
+def test_addresses(text: str, label: str, where: str) -> None:
+    address = parse_address(text)
+    assert (address.label, str(address)) == (label, where)
+
+
+@pytest.mark.parametrize("text", ["", "x=", "http://", "ftp://host/x"])
+def test_addresses_that_cannot_be(text: str) -> None:
+    with pytest.raises(ViewError, match="--node"):
+        parse_address(text)
+
+
+def test_the_socket_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(default_address()) == "/run/hisparsed/control.sock"
+    monkeypatch.setenv("HISPARSED_SOCKET", "/run/other.sock")
+    assert str(default_address()) == "/run/other.sock"

@@ -1,0 +1,311 @@
+"""A recorded journal: read as far as it goes, played, paused, sped up and sought in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_node import recorded
+
+from hisparsed.tui.app import TopApp
+from hisparsed.tui.errors import ViewError
+from hisparsed.tui.journal_player import JournalPlayer
+from hisparsed.tui.journal_reader import JournalReader
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.run import journal_session
+from hisparsed.tui.screens.node_screen import NodeScreen
+from hisparsed.tui.widgets.lines import LinesView
+
+BEGIN = 1_700_000_000.0
+TICKS = 600
+
+
+def write_journal(path: Path, ticks: int = TICKS) -> None:
+    """One tick a second of the recorded node; the multiplier moves every hundred ticks."""
+    from hisparsed.control.journal_store import _SCHEMA
+
+    whole = recorded("tick")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.executescript(f"{_SCHEMA} PRAGMA user_version = 1;")
+        for at in range(ticks):
+            moves = at % 100 == 50
+            snapshot = {**whole["snapshot"], "tick": at}
+            snapshot["tokens"] = {"prompt_total": at * 100, "generated_total": at * 10}
+            decision = json.loads(json.dumps(whole["decision"])) | {"tick": at}
+            applied = json.dumps(whole["applied"]) if moves else "null"
+            confirmed: Any = {"tick": at - 1, "differences": []} if at % 100 == 51 else None
+            database.execute(
+                "INSERT INTO ticks VALUES (?, 'run', ?, ?, 'hash', ?, ?, ?, ?, NULL)",
+                (at + 1, at + 1, BEGIN + at, json.dumps(snapshot), json.dumps(decision), applied,
+                 json.dumps(confirmed)),
+            )  # fmt: skip
+            for lever in decision["levers"]:
+                database.execute(
+                    "INSERT INTO outcomes VALUES (?, ?, ?, ?)",
+                    (at + 1, lever["lever"], lever["reason"], moves),
+                )
+        database.execute(
+            "INSERT INTO events VALUES (1, 'run', 9999, ?, 'started', 'daemon', 'Started.')",
+            (BEGIN + 10.5,),
+        )
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("journal") / "journal.sqlite"
+    write_journal(path)
+    return path
+
+
+OPEN: list[JournalReader] = []
+
+
+def open_journal(path: Path) -> JournalReader:
+    """Closed when the test ends."""
+    OPEN.append(JournalReader(path))
+    return OPEN[-1]
+
+
+@pytest.fixture(autouse=True)
+def close_journals() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+class Playing:
+    """A player on a model, without a clock of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.reader = open_journal(path)
+        self.player = JournalPlayer(self.reader, clock=lambda: 0.0)
+        self.model = NodeModel("journal")
+        self.player.start(lambda update: self.model.apply(update, 0.0))
+        self.player.seek(BEGIN)
+
+    @property
+    def at(self) -> float:
+        """Seconds of journal that the model shows."""
+        return (self.model.node_time_s or 0.0) - BEGIN
+
+
+def test_every_tick_and_move_is_found(journal: Path) -> None:
+    reader = open_journal(journal)
+    assert len(reader.ids) == TICKS
+    assert reader.moves == [BEGIN + at for at in range(50, TICKS, 100)]
+    assert reader.damage is None
+
+
+def test_playing_shows_the_node_at_that_time(journal: Path) -> None:
+    playing = Playing(journal)
+    playing.player.advance(20.0)
+    assert playing.at == 20
+    assert playing.model.observed["requests"] == recorded("tick")["snapshot"]["requests"]
+    assert [one["sentence"] for one in playing.model.events] == ["Started."]
+    assert playing.model.history.latest("tokens", 10) == pytest.approx(10)
+
+
+def test_standing_still_shows_nothing_new(journal: Path) -> None:
+    playing = Playing(journal)
+    playing.player.command("toggle")
+    playing.player.advance(20.0)
+    assert playing.at == 0
+    playing.player.command("toggle")
+    playing.player.advance(20.0)
+    assert playing.at == 20
+
+
+def test_faster_and_slower(journal: Path) -> None:
+    playing = Playing(journal)
+    for _ in range(3):
+        playing.player.command("faster")
+    assert playing.player.speed == 10
+    playing.player.advance(10.0)
+    assert playing.at == 100
+    for _ in range(20):
+        playing.player.command("slower")
+    assert playing.player.speed == 0.5
+    for _ in range(20):
+        playing.player.command("faster")
+    assert playing.player.speed == 1_000
+
+
+def test_no_move_is_left_out_however_fast(journal: Path) -> None:
+    playing = Playing(journal)
+    playing.player.speed = 1_000.0
+    playing.player.advance(0.599)
+    moved = {one["at_unix_s"] - BEGIN for one in playing.model.decisions if one["acts"]}
+    assert moved == {50, 150, 250, 350, 450, 550}
+    assert playing.at == 599
+
+
+@pytest.mark.parametrize(
+    ("commands", "place"),
+    [
+        (["on"], 30), (["on", "on", "back"], 30), (["far_on"], 599), (["far_on", "far_back"], 0),
+        (["back"], 0), (["next_move"], 50), (["next_move", "next_move"], 150),
+        (["far_on", "previous_move"], 550), (["previous_move"], 0),
+    ],
+)  # fmt: skip
+def test_seeking(journal: Path, commands: list[str], place: float) -> None:
+    playing = Playing(journal)
+    for command in commands:
+        playing.player.command(command)
+    assert playing.at == place
+
+
+def test_seeking_brings_the_past_along(journal: Path) -> None:
+    playing = Playing(journal)
+    playing.player.seek(BEGIN + 500)
+    assert len(playing.model.history) > 100
+    assert {one["at_unix_s"] - BEGIN for one in playing.model.decisions} == {50, 150, 250, 350, 450}
+    playing.player.seek(BEGIN + 60)
+    assert {one["at_unix_s"] - BEGIN for one in playing.model.decisions} == {50}
+
+
+def test_at_the_end_it_says_so_and_begins_again(journal: Path) -> None:
+    playing = Playing(journal)
+    playing.player.seek(BEGIN + 10_000)
+    assert "at the end" in playing.player.words()
+    playing.player.command("toggle")
+    assert playing.at == 0
+    assert playing.player.playing
+
+
+def test_a_command_that_is_none_is_refused(journal: Path) -> None:
+    with pytest.raises(ValueError, match="knows no 'sideways'"):
+        Playing(journal).player.command("sideways")
+
+
+async def test_a_recorded_decision_has_its_snapshot_and_outcome(journal: Path) -> None:
+    playing = Playing(journal)
+    playing.player.seek(BEGIN + 60)
+    move = next(one for one in playing.model.decisions if one["acts"])
+    whole = await playing.player.tick(move)
+    assert whole["snapshot"]["tick"] == 50
+    assert whole["confirmation"] == {"tick": 50, "differences": []}
+    assert whole["after"]["at_unix_s"] == BEGIN + 110
+    with pytest.raises(ViewError):
+        await playing.player.tick({**move, "sequence": 77})
+
+
+def test_every_tick_can_be_asked_for(journal: Path) -> None:
+    playing = Playing(journal)
+    playing.player.seek(BEGIN + 20)
+    assert not playing.model.decisions
+    playing.player.refresh_decisions(None, None)
+    assert len({one["sequence"] for one in playing.model.decisions}) == 21
+
+
+@pytest.mark.parametrize("keep", [0.9, 0.6, 0.3])
+def test_a_torn_journal_is_read_as_far_as_it_goes(
+    journal: Path, tmp_path: Path, keep: float
+) -> None:
+    torn = tmp_path / "torn.sqlite"
+    data = journal.read_bytes()
+    torn.write_bytes(data[: int(len(data) * keep)])
+    playing = Playing(torn)
+    assert 0 < len(playing.reader.ids) < TICKS or playing.reader.damage
+    playing.player.speed = 1_000.0
+    playing.player.advance(1.0)
+    playing.player.command("far_back")
+    assert playing.model.status is not None
+    assert "damaged" in playing.player.words()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "no file"), (b"not a journal at all, " * 100, "not a readable journal")],
+)
+def test_what_is_no_journal_is_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "x.sqlite"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ViewError, match=message):
+        JournalReader(path)
+
+
+def test_another_schema_is_refused(journal: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    other.write_bytes(journal.read_bytes())
+    with closing(sqlite3.connect(other)) as database, database:
+        database.execute("PRAGMA user_version = 7")
+    with pytest.raises(ViewError, match="schema version 7"):
+        JournalReader(other)
+
+
+def test_an_empty_journal_is_refused(tmp_path: Path) -> None:
+    write_journal(tmp_path / "empty.sqlite", 0)
+    with pytest.raises(ViewError, match="holds no readable tick"):
+        JournalReader(tmp_path / "empty.sqlite")
+
+
+def shown(app: TopApp, selector: str) -> str:
+    return "\n".join(one.plain for one in app.screen.query_one(selector, LinesView).lines)
+
+
+async def test_the_keys_of_the_player(journal: Path) -> None:
+    session = journal_session(open_journal(journal), "journal")
+    player = session.player
+    assert player is not None
+    app = TopApp([session])
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("space")
+        await pilot.pause()
+        assert not player.playing
+        assert "standing still" in shown(app, "#header")
+        await pilot.press("plus", "plus")
+        assert player.speed == 5
+        await pilot.press("minus")
+        assert player.speed == 2
+        place = player.at_s
+        for key, step in (("right", 30.0), ("left", -30.0)):
+            await pilot.press(key)
+            assert player.at_s == pytest.approx(place + max(0.0, step))
+        await pilot.press("right_square_bracket")
+        assert player.at_s == BEGIN + 50
+        await pilot.press("left_square_bracket")
+        assert player.at_s == BEGIN
+        await pilot.press("shift+right")
+        assert player.at_s == BEGIN + TICKS - 1
+        await pilot.press("shift+left")
+        assert player.at_s == BEGIN
+        await pilot.press("space")
+        assert player.playing
+        await pilot.press("3", "2", "4", "R")
+        await pilot.pause()
+        assert isinstance(app.screen, NodeScreen)
+        assert any("recorded journal" in one.message for one in app._notifications)
+
+
+async def test_the_player_runs_by_its_clock(journal: Path) -> None:
+    reader, model, now = open_journal(journal), NodeModel("journal"), [0.0]
+    far_enough = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 42:
+            far_enough.set()
+        await asyncio.sleep(0)
+
+    player = JournalPlayer(reader, clock=lambda: now[0], sleep=sleep)
+    player.start(lambda update: model.apply(update, 0.0))
+    running = asyncio.create_task(player.run())
+    await asyncio.wait_for(far_enough.wait(), 10)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert player.at_s - BEGIN == pytest.approx(now[0], abs=0.5)
+
+
+def test_the_daemon_s_own_journal_can_be_read(tmp_path: Path) -> None:
+    """Written by the daemon's code: both sides agree on the file."""
+    from hisparsed.control.journal_store import SCHEMA_VERSION
+    from hisparsed.tui import journal_reader
+
+    assert journal_reader.SCHEMA_VERSION == SCHEMA_VERSION

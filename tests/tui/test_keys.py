@@ -1,0 +1,363 @@
+"""Every key does what the help says, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from recorded_node import RecordedFeed, recorded, status_with
+from textual.pilot import Pilot
+from textual.widgets import ContentSwitcher
+
+from hisparsed.tui import updates
+from hisparsed.tui.app import TopApp
+from hisparsed.tui.screens.decisions_page import DecisionsPage
+from hisparsed.tui.screens.dialogs import ChoiceDialog, DetailDialog
+from hisparsed.tui.screens.logs_page import LogsPage
+from hisparsed.tui.screens.node_screen import NodeScreen
+from hisparsed.tui.screens.requests_page import RequestsPage
+from hisparsed.tui.widgets.lines import LinesView
+from hisparsed.tui.widgets.search import SearchLine
+from hisparsed.tui.widgets.table import TableView
+
+Make = Callable[..., TopApp]
+
+
+def node_screen(pilot: Pilot[None]) -> NodeScreen:
+    screen = next(one for one in pilot.app.screen_stack if isinstance(one, NodeScreen))
+    assert isinstance(screen, NodeScreen)
+    return screen
+
+
+def page(pilot: Pilot[None], kind: type[Any]) -> Any:
+    return node_screen(pilot).query_one(kind)
+
+
+def table(pilot: Pilot[None]) -> TableView:
+    return node_screen(pilot).page.query_one(TableView)
+
+
+def feed(pilot: Pilot[None]) -> RecordedFeed:
+    found = node_screen(pilot).feed
+    assert isinstance(found, RecordedFeed)
+    return found
+
+
+def text(pilot: Pilot[None], selector: str) -> str:
+    lines = pilot.app.screen.query_one(selector, LinesView).lines
+    return "\n".join(one.plain for one in lines)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("1", "overview"), ("2", "decisions"), ("3", "requests"), ("4", "policy"), ("5", "logs")],
+)
+async def test_digits_choose_a_page(make_app: Make, key: str, name: str) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.press(key)
+        await pilot.pause()
+        assert pilot.app.screen.query_one(ContentSwitcher).current == name
+        assert f"[{key} " in text(pilot, "#tabs")
+
+
+async def test_a_click_on_a_tab_chooses_its_page(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        await pilot.click("#tabs", offset=(text(pilot, "#tabs").index("4 Policy"), 0))
+        await pilot.pause()
+        assert node_screen(pilot).page.id == "policy"
+
+
+async def test_q_leaves(make_app: Make) -> None:
+    app = make_app()
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("q")
+    assert not app.is_running
+
+
+async def test_question_mark_explains_every_key(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 60)) as pilot:
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, DetailDialog)
+        shown = text(pilot, "#detail")
+        for word in ("pause", "command palette", "freeze or thaw", "recorded journal", "signs"):
+            assert word in shown
+        await pilot.press("escape")
+        assert isinstance(pilot.app.screen, NodeScreen)
+
+
+async def test_pause_freezes_tables_and_not_the_clock(make_app: Make) -> None:
+    app = make_app()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("2", "p")
+        await pilot.pause()
+        assert "PAUSED since" in text(pilot, "#header")
+        rows, now_s = len(table(pilot).keys), app.sessions[0].model.node_time_s
+        assert now_s is not None
+        move = {**recorded("decisions")["decisions"][0], "sequence": 9_999, "at_unix_s": now_s + 1}
+        feed(pilot).say(updates.DecisionNews([move]))
+        app._clock = lambda: now_s + 61
+        app.draw()
+        await pilot.pause()
+        assert len(table(pilot).keys) == rows
+        assert "20:16:36" in text(pilot, "#header")
+        await pilot.press("p")
+        await pilot.pause()
+        assert len(table(pilot).keys) == rows + 1
+        assert "PAUSED" not in text(pilot, "#header")
+
+
+async def test_w_shows_another_time(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        for words in ("5m00s", "15m00s", "1h00m", "2h00m", "5m00s"):
+            assert f"last {words}" in text(pilot, "#overview-lines")
+            await pilot.press("w")
+            await pilot.pause()
+
+
+async def test_t_goes_through_the_themes(make_app: Make) -> None:
+    async with make_app().run_test(size=(80, 24)) as pilot:
+        seen = []
+        for _ in range(3):
+            seen.append(pilot.app.theme)
+            await pilot.press("T")
+        assert seen == ["dark", "light", "colour-blind"]
+        assert pilot.app.theme == "dark"
+
+
+async def test_l_and_c_filter_decisions(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.press("2", "l")
+        assert page(pilot, DecisionsPage).filter.lever == "split"
+        await pilot.press("l")
+        assert page(pilot, DecisionsPage).filter.lever == "multiplier"
+        assert {key[2] for key in table(pilot).keys} == {"multiplier"}
+        await pilot.press("c")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, ChoiceDialog)
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        code = page(pilot, DecisionsPage).filter.code
+        assert code is not None
+        assert code in text(pilot, "#decisions-summary")
+        await pilot.press("c")
+        await pilot.pause()
+        await pilot.press("escape")
+        await pilot.pause()
+        assert page(pilot, DecisionsPage).filter.code == code
+
+
+async def test_a_asks_for_every_tick(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.press("2", "l", "a")
+        await pilot.pause()
+        assert ("decisions", "split", None) in feed(pilot).asked
+        assert "every tick" in text(pilot, "#decisions-summary")
+
+
+async def test_enter_opens_the_whole_decision(make_app: Make) -> None:
+    tick = recorded("tick")
+    async with make_app().run_test(size=(120, 60)) as pilot:
+        await pilot.press("2")
+        await pilot.pause()
+        place = next(at for at, key in enumerate(table(pilot).keys) if key[1] == tick["sequence"])
+        await pilot.press(*["down"] * place, "enter")
+        await pilot.pause()
+        shown = text(pilot, "#detail")
+        assert "figures behind it" in shown
+        assert "confirmed by the next report" in shown
+        assert "snapshot" in shown
+        assert "geometry.block_tokens" in shown
+
+
+async def test_a_decision_without_its_snapshot_is_still_shown(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 60)) as pilot:
+        await pilot.press("2", "l", "enter")
+        await pilot.pause()
+        shown = text(pilot, "#detail")
+        assert "the snapshot is not to be had: the journal holds no such tick" in shown
+        assert "figures behind it" in shown
+
+
+async def test_an_event_opens_too(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 60)) as pilot:
+        await pilot.press("2", "slash", *"frozen", "enter")
+        await pilot.pause()
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "ada froze watermark." in text(pilot, "#detail")
+
+
+async def test_s_and_r_sort_requests(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.press("3")
+        requests = page(pilot, RequestsPage)
+        assert feed(pilot).asked[-1] == "requests"
+        assert feed(pilot).want_requests
+        assert (requests.order.column, requests.order.descending) == ("age", True)
+        ages = {one["request_id"]: one["age_s"] for one in recorded("requests")["rows"]}
+        shown = [ages[key] for key in table(pilot).keys]
+        assert shown == sorted(shown, reverse=True)
+        await pilot.press("r")
+        shown = [ages[key] for key in table(pilot).keys]
+        assert shown == sorted(shown)
+        await pilot.press("s")
+        assert requests.order.column == "request"
+        await pilot.press("1")
+        assert not feed(pilot).want_requests
+
+
+async def test_a_click_on_a_title_sorts_by_it(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.press("3")
+        await pilot.pause()
+        for descending in (True, False):
+            await pilot.click("#requests-table", offset=(46, 0))
+            await pilot.pause()
+            order = page(pilot, RequestsPage).order
+            assert (order.column, order.descending) == ("context", descending)
+
+
+async def test_enter_and_a_second_click_open_a_request_without_text_of_its_prompt(
+    make_app: Make,
+) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.press("3", "enter")
+        await pilot.pause()
+        assert "context_tokens" in text(pilot, "#detail")
+        await pilot.press("escape")
+        await pilot.click("#requests-table", offset=(5, 3))
+        await pilot.pause()
+        assert table(pilot).cursor_key == table(pilot).keys[2]
+        await pilot.click("#requests-table", offset=(5, 3))
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, DetailDialog)
+
+
+async def test_the_cursor_stays_on_its_row(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.press("3", "down", "down", "j", "k")
+        key = table(pilot).cursor_key
+        assert key == table(pilot).keys[2]
+        await pilot.press("r")
+        assert table(pilot).cursor_key == key
+        await pilot.press("end")
+        assert table(pilot).cursor_key == table(pilot).keys[-1]
+        await pilot.press("g")
+        assert table(pilot).cursor_key == table(pilot).keys[0]
+        await pilot.press("pagedown", "pageup", "G", "home")
+        assert table(pilot).cursor_key == table(pilot).keys[0]
+
+
+@pytest.mark.parametrize("key", ["2", "3", "4"])
+async def test_search_narrows_a_table_and_escape_ends_it(make_app: Make, key: str) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.press(key)
+        await pilot.pause()
+        everything = len(table(pilot).keys)
+        await pilot.press("slash", *"zz")
+        await pilot.pause()
+        assert len(table(pilot).keys) == 0
+        await pilot.press("escape")
+        await pilot.pause()
+        assert len(table(pilot).keys) == everything
+        assert not pilot.app.screen.query_one(SearchLine).display
+
+
+async def test_enter_keeps_a_search_until_the_page_is_left(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.press("4", "slash", *"hot.", "enter")
+        await pilot.pause()
+        assert {str(key)[:4] for key in table(pilot).keys} == {"hot."}
+        await pilot.press("1", "4")
+        await pilot.pause()
+        assert len(table(pilot).keys) > 30
+
+
+async def test_v_and_o_filter_log_lines(make_app: Make) -> None:
+    async with make_app().run_test(size=(120, 40)) as pilot:
+        await pilot.press("5", "v")
+        await pilot.pause()
+        logs = page(pilot, LogsPage)
+        assert logs.filter.level == 30
+        assert " info " not in text(pilot, "#log-lines")
+        await pilot.press("v", "v", "o")
+        assert (logs.filter.level, logs.filter.source) == (0, "daemon")
+        await pilot.press("o")
+        await pilot.pause()
+        assert " daemon " not in text(pilot, "#log-lines")
+        await pilot.press("slash", *"nothing like it")
+        await pilot.pause()
+        assert text(pilot, "#log-lines") == "no lines"
+
+
+async def test_new_log_lines_are_followed_only_at_the_end(make_app: Make) -> None:
+    async with make_app().run_test(size=(80, 24)) as pilot:
+        await pilot.press("5")
+        await pilot.pause()
+        view = pilot.app.screen.query_one("#log-lines", LinesView)
+        assert view.scroll_offset.y == view.max_scroll_y > 0
+        await pilot.press("pageup")
+        await pilot.pause()
+        place = view.scroll_offset.y
+        line = {"sequence": 9_999, "at_unix_s": 1.0, "source": "engine", "level": 40, "text": "x"}
+        feed(pilot).say(updates.LogNews([line]))
+        pilot.app.draw()  # type: ignore[attr-defined]
+        await pilot.pause()
+        assert view.scroll_offset.y == place
+        await pilot.press("G")
+        await pilot.pause()
+        assert view.scroll_offset.y == view.max_scroll_y
+
+
+async def test_doctor_and_canary_are_shown_where_a_node_has_them(make_app: Make) -> None:
+    app = make_app()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("5")
+        await pilot.pause()
+        assert text(pilot, "#health").count("not available in this version") == 2
+        status = status_with(
+            {
+                "doctor": {"findings": [{"severity": "error", "code": "X1", "sentence": "No."}]},
+                "canary": {"state": "ok", "sentence": "equal tokens"},
+            }
+        )
+        feed(pilot).say(updates.StatusNews(status))
+        app.draw()
+        await pilot.pause()
+        assert "error: X1 No." in text(pilot, "#health")
+        assert "ok  equal tokens" in text(pilot, "#health")
+
+
+async def test_the_palette_offers_every_page(make_app: Make) -> None:
+    app = make_app()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        titles = [one.title for one in app.get_system_commands(app.screen)]
+        assert {"Overview", "Decisions", "Requests", "Policy", "Logs & health", "Quit"} <= {*titles}
+        await pilot.press("ctrl+p", *"Requests", "down", "enter")
+        await pilot.pause()
+        await pilot.pause()
+        assert node_screen(pilot).page.id == "requests"
+
+
+@pytest.mark.parametrize("size", [(79, 24), (80, 23), (20, 5)])
+async def test_a_terminal_that_is_too_small_says_so(make_app: Make, size: tuple[int, int]) -> None:
+    async with make_app().run_test(size=size) as pilot:
+        await pilot.pause()
+        assert f"{size[0]}x{size[1]} is too small." in text(pilot, "#too-small")
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause()
+        assert not pilot.app.screen.query_one("#too-small").display
+        assert "host budget" in text(pilot, "#overview-lines")
+
+
+async def test_player_keys_do_nothing_on_a_running_node(make_app: Make) -> None:
+    async with make_app().run_test(size=(80, 24)) as pilot:
+        before = text(pilot, "#overview-lines")
+        await pilot.press("space", "plus", "minus", "left", "right")
+        await pilot.pause()
+        assert text(pilot, "#overview-lines") == before

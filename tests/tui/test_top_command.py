@@ -1,0 +1,128 @@
+"""`hisparsed top` as a command: light to start, plain text and JSON, clear refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_node import FakeNode
+from recorded_node import recorded
+
+from hisparsed.tui.errors import ViewError
+from hisparsed.tui.glyphs import ASCII
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.options import make_options
+from hisparsed.tui.text_view import text_fleet, text_page
+from hisparsed.tui.views.context import ViewContext
+
+
+async def top(*arguments: str) -> tuple[int, str, str]:
+    """Run the command to its end beside the node of this process."""
+    environment = {name: value for name, value in os.environ.items() if name != "HISPARSED_SOCKET"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "hisparsed", "top", *arguments,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE, env={**environment, "PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def test_once_prints_the_page_as_text(node: FakeNode) -> None:
+    code, out, _ = await top("--socket", str(node.path), "--once")
+    assert code == 0
+    for word in ("host budget 44.0 MiB", "6 running", "predicted", "split", "FROZEN: watermark"):
+        assert word in out
+    assert "\x1b" not in out
+
+
+async def test_json_is_the_status_of_every_node(node: FakeNode, tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone.sock")
+    code, out, _ = await top("--node", f"a={node.path}", "--node", f"b={gone}", "--json")
+    assert code == 1
+    first, second = json.loads(out)
+    assert first["node"] == "a"
+    assert first["status"] == recorded("status")
+    assert (second["state"], second["status"]) == ("disconnected", None)
+    assert "no daemon has this socket" in second["error"]
+
+
+async def test_several_nodes_are_a_line_each(node: FakeNode, tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone.sock")
+    code, out, _ = await top("--node", f"a={node.path}", "--node", f"b={gone}", "--once")
+    assert code == 1
+    assert [row.split()[0] for row in out.splitlines()] == ["node", "b", "a"]
+
+
+async def test_no_daemon_is_said_and_ends_with_2(tmp_path: Path) -> None:
+    code, out, _ = await top("--socket", str(tmp_path / "gone.sock"), "--once")
+    assert code == 2
+    assert out.startswith("gone: disconnected: ")
+    assert "no daemon has this socket" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--theme", "pink"], '--theme: "pink" is not known; use one of dark, light, colour-blind'),
+        (["--journal", "nowhere.sqlite"], "--journal: no file nowhere.sqlite"),
+        (["--journal", "x", "--node", "y"], "leave --node and --socket out"),
+        (["--node", "x", "--socket", "y"], "use only one of them"),
+        (["--node", "ftp://x"], "write http://HOST:PORT or a path"),
+    ],
+)
+async def test_what_cannot_be_is_one_line_and_code_2(arguments: list[str], message: str) -> None:
+    code, _, err = await top(*arguments)
+    assert code == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_the_application_imports_no_engine() -> None:
+    code = (
+        "import sys, hisparsed.cli.top, hisparsed.tui.run, hisparsed.tui.once\n"
+        "heavy = {'torch', 'vllm', 'transformers', 'pydantic', 'numpy', 'yaml', 'uvicorn'}\n"
+        "print(sorted(heavy & sys.modules.keys()))\n"
+        "print(sorted(one for one in sys.modules if one.startswith('hisparsed.')"
+        " and not one.startswith(('hisparsed.tui', 'hisparsed.cli'))))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines() == ["[]", "[]"]
+
+
+def test_ascii_text_is_ascii(model: NodeModel) -> None:
+    context = ViewContext(ASCII, model.node_time_s or 0.0)
+    assert text_page(model, 100, context).isascii()
+    assert text_fleet([model, model], 160, context).isascii()
+
+
+def test_a_terminal_without_unicode_gets_ascii() -> None:
+    for encoding, ascii_only in (("utf-8", False), ("UTF-8", False), ("latin-1", True)):
+        options = make_options(
+            [], socket=None, journal=None, readonly=False, theme="dark", ascii_only=False,
+            environment={}, encoding=encoding,
+        )  # fmt: skip
+        assert options.ascii_only is ascii_only
+
+
+@pytest.mark.parametrize(("value", "no_color"), [("1", True), ("", False)])
+def test_no_color_leaves_colour_out(value: str, no_color: bool) -> None:
+    options = make_options(
+        [], socket=None, journal=None, readonly=False, theme="light", ascii_only=False,
+        environment={"NO_COLOR": value}, encoding="utf-8",
+    )  # fmt: skip
+    assert options.no_color is no_color
+
+
+def test_an_unknown_theme_is_refused() -> None:
+    with pytest.raises(ViewError, match="pink"):
+        make_options(
+            [], socket=None, journal=None, readonly=False, theme="pink", ascii_only=False
+        )  # fmt: skip

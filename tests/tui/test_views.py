@@ -1,0 +1,219 @@
+"""What pages say about a node: targets, pressure, predictions, origins of values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_node import recorded, recorded_model, status_with
+
+from hisparsed.tui import updates
+from hisparsed.tui.glyphs import ASCII, UNICODE
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.styled import Line
+from hisparsed.tui.views.activity import hot_lines, request_lines
+from hisparsed.tui.views.chart import columns
+from hisparsed.tui.views.context import ViewContext
+from hisparsed.tui.views.decisions import Filter, codes, entries
+from hisparsed.tui.views.header import Banner, header_lines
+from hisparsed.tui.views.levers import lever_lines
+from hisparsed.tui.views.overview import overview_lines
+from hisparsed.tui.views.policy import policy_rows, summary_lines
+from hisparsed.tui.views.pools import gpu_lines, host_bar, host_lines
+from hisparsed.tui.views.requests import Order, request_row, sorted_rows
+
+CONTEXT = ViewContext(now_s=recorded("status")["at_unix_s"])
+
+
+def plain(lines: list[Line]) -> str:
+    return "\n".join(one.plain for one in lines)
+
+
+def with_status(changes: dict[str, Any]) -> NodeModel:
+    model = recorded_model()
+    model.apply(updates.StatusNews(status_with(changes)), CONTEXT.now_s)
+    return model
+
+
+@given(st.integers(1, 250), st.integers(1, 70))
+def test_the_overview_fills_its_room_exactly(width: int, height: int) -> None:
+    lines = overview_lines(MODEL, width, height, CONTEXT)
+    assert [one.cells for one in lines] == [width] * height
+
+
+MODEL = recorded_model()
+
+
+def test_an_overview_of_nothing_is_no_error() -> None:
+    assert len(overview_lines(NodeModel("new"), 120, 40, CONTEXT)) == 40
+
+
+def test_both_targets_are_marked_where_they_differ() -> None:
+    pools = status_with({})["observed"]["pools"]
+    budget = pools["budget_bytes"]
+    pools["hisparse"]["target_bytes"], pools["offload"]["target_bytes"] = budget // 2, budget // 4
+    marks, bar = host_bar(pools, 80, CONTEXT)
+    assert marks.plain.index("▼") == 40
+    assert marks.plain.index("▽") == 60
+    assert bar.cells == 80
+
+
+def test_what_moves_has_letters_of_its_own() -> None:
+    pools = status_with({})["observed"]["pools"]
+    pools["pending_bytes"] = pools["draining_bytes"] = 2_000_000
+    pools["reserve_bytes"] = 1_000_000
+    _, bar = host_bar(pools, 100, CONTEXT)
+    assert bar.plain.count("P") == bar.plain.count("D") == 4
+    model = with_status({"observed.pools.pending_bytes": 2_000_000})
+    assert "P pending 1.91 MiB" in plain(host_lines(model, 100, CONTEXT))
+
+
+def test_low_coverage_is_a_word_too() -> None:
+    low = with_status({"observed.sessions.coverage": 0.4})
+    assert "coverage 0.40 LOW" in plain(host_lines(low, 80, CONTEXT))
+    idle = with_status({"observed.sessions.coverage": None})
+    assert "coverage nothing idle" in plain(host_lines(idle, 80, CONTEXT))
+
+
+def test_a_gpu_pool_that_is_short_says_so() -> None:
+    for short in (True, False):
+        model = with_status({"observed.gpu.waiting_for_blocks": short})
+        assert ("SHORT" in plain(gpu_lines(model, 80, CONTEXT))) is short
+
+
+def test_the_multiplier_in_force_is_marked_in_the_predicted_curve() -> None:
+    curve = [{"multiplier": m, "misses": 1 / m / 4} for m in (1.0, 1.25, 2.0, 4.0)]
+    model = with_status({"observed.hot.miss_curve": curve, "observed.hot.multiplier": 2.0})
+    assert "predicted 1x 25%  [2x 12%] 4x 6%" in plain(hot_lines(model, 80, CONTEXT))
+    none = with_status({"observed.hot.miss_curve": []})
+    assert "this node measures none" in plain(hot_lines(none, 80, CONTEXT))
+
+
+def test_held_back_calls_and_limits_are_said() -> None:
+    model = with_status(
+        {"observed.requests.held_back": 3, "observed.admission.max_waiting_sessions": 7}
+    )
+    words = plain(request_lines(model, 100, CONTEXT))
+    assert "(3 held back)" in words
+    assert "refuse beyond 7 waiting" in words
+
+
+def test_a_lever_that_moves_shows_both_values() -> None:
+    status = status_with({})
+    status["levers"][0] |= {"current": 704, "wanted": 648, "limited_by": "LimitedByStep",
+                            "pending_restart": True}  # fmt: skip
+    model = recorded_model()
+    model.apply(updates.StatusNews(status), 0)
+    words = plain(lever_lines(model, 120, CONTEXT))
+    assert "704 (11.0 MiB) → 648 (10.1 MiB)" in words
+    assert "(limited: LimitedByStep) NEEDS RESTART" in words
+    assert "watermark  act    default" in words
+    assert words.splitlines()[3].rstrip().endswith("FROZEN")
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_charts_go_from_nothing_to_full(glyphs: Any) -> None:
+    top, bottom = columns([0, 0.001, 5, 10, None], 2, 10, glyphs)
+    full, least = glyphs.levels[-1], glyphs.levels[1]
+    assert bottom == f" {least}{full}{full} "
+    assert top == f"   {full} "
+
+
+def test_a_report_that_gets_old_says_so() -> None:
+    later = ViewContext(now_s=CONTEXT.now_s + 60)
+    assert "OLD" in plain(header_lines(MODEL, Banner(), 120, later))
+    assert "OLD" not in plain(header_lines(MODEL, Banner(), 120, CONTEXT))
+
+
+def test_trouble_is_in_the_header() -> None:
+    model = with_status(
+        {"loop.failed_ticks": 2, "journal.writing": False, "policy.last_error": "x"}
+    )
+    words = plain(header_lines(model, Banner(readonly=True), 160, CONTEXT))
+    for word in ("2 ticks failed", "JOURNAL STOPPED", "POLICY REJECTED", "READ-ONLY"):
+        assert word in words
+
+
+def test_filters_of_the_journal() -> None:
+    everything = entries(MODEL, Filter())
+    assert {"kind" in one for one in everything} == {True, False}
+    split = entries(MODEL, Filter(lever="split"))
+    assert split
+    assert all(one["lever"] == "split" for one in split)
+    code = codes(MODEL)[0]
+    assert {one["code"] for one in entries(MODEL, Filter(code=code))} == {code}
+    assert entries(MODEL, Filter(search="no such words")) == []
+
+
+def test_every_tick_brings_what_was_not_notable() -> None:
+    model = recorded_model()
+    quiet = {**recorded("decisions")["decisions"][0], "sequence": 1, "notable": False,
+             "acts": False}  # fmt: skip
+    model.apply(updates.DecisionNews([quiet]), 0)
+    without, whole = entries(model, Filter()), entries(model, Filter(every_tick=True))
+    assert len(whole) == len(without) + 1
+
+
+@pytest.mark.parametrize("column", ["request", "state", "context", "resident", "hits", "age"])
+def test_rows_are_sorted_with_unknown_ones_last(column: str) -> None:
+    for descending in (True, False):
+        rows = sorted_rows(MODEL, Order(column, descending))
+        assert len(rows) == len(recorded("requests")["rows"])
+        if column == "resident":
+            shares = [one["resident_share"] for one in rows]
+            known = [share for share in shares if share is not None]
+            unknown = [None] * (len(shares) - len(known))
+            assert shares == [*sorted(known, reverse=descending), *unknown]
+
+
+def test_a_row_says_state_and_hit_ratio() -> None:
+    row = {"request_id": "cmpl-1", "state": "preempted", "context_tokens": 12_345,
+           "resident_share": 0.25, "residency": "mixed", "hot_rows": 90, "hot_capacity_rows": 128,
+           "hits": 75, "loads": 25, "age_s": 61.0}  # fmt: skip
+    words = request_row(row, CONTEXT).plain.split()
+    assert words == ["cmpl-1", "preempted", "12,345", "25%", "██······", "mixed", "90/128",
+                     "75.0%", "25", "1m01s"]  # fmt: skip
+
+
+def test_every_value_says_where_it_comes_from() -> None:
+    rows = {row.key: row for row in policy_rows(MODEL, now_s=CONTEXT.now_s)}
+    assert rows["hot.max"].origin.startswith("line ")
+    assert rows["stall_after"].origin == "default"
+    override = rows["hot.step"]
+    assert override.overridden
+    assert override.origin.startswith("override by ada, until ")
+    assert "left)" in override.origin
+
+
+def test_a_node_that_does_not_say_so_is_believed() -> None:
+    model = recorded_model()
+    document = recorded("policy")
+    for key in ("values", "sources"):
+        del document[key]
+    model.apply(updates.PolicyNews(document), 0)
+    assert {row.origin for row in policy_rows(model)} == {"policy"}
+    assert "hot.free_low" in {row.key for row in policy_rows(model)}
+
+
+def test_the_policy_page_shows_what_is_out_of_the_ordinary() -> None:
+    model = recorded_model()
+    document = recorded("policy") | {
+        "rejected": {
+            "at_unix_s": 0.0,
+            "actor": "bob",
+            "error": "policy.yaml:4: broken: no\n 4 | x",
+        },
+        "pending_restart": [{"key": "reserve", "running": "0", "wanted": "1GiB"}],
+        "schedules": [{"name": "nights", "active": True}, {"name": "days", "active": False}],
+    }
+    model.apply(updates.PolicyNews(document), 0)
+    words = plain(summary_lines(model, 120, CONTEXT))
+    assert "LAST RELOAD REJECTED at 00:00:00, asked by bob" in words
+    assert "policy.yaml:4: broken: no" in words
+    assert "NEEDS RESTART reserve: runs with 0, the policy wants 1GiB" in words
+    assert "OVERRIDE hot.step = 0.5 by ada" in words
+    assert "SCHEDULE IN FORCE nights" in words
+    assert "days" not in words
+    assert "FROZEN watermark" in words
