@@ -11,7 +11,12 @@ import torch
 from hisparsed.kernels import torch_backend, torch_gather
 from hisparsed.kernels.backends import Backend, pick
 from hisparsed.kernels.checks import check_gather, check_memory, check_resolve
-from hisparsed.kernels.curve import MissCurve, miss_ratio_curve, pooled_miss_curve
+from hisparsed.kernels.curve import (
+    MissCurve,
+    miss_ratio_curve,
+    pooled_miss_curve,
+    request_miss_curves,
+)
 from hisparsed.kernels.geometry import Geometry, RowLayout
 from hisparsed.kernels.resolution import Resolution
 from hisparsed.kernels.state import COUNTERS, MAX_CAPACITY, ResolverState
@@ -33,6 +38,7 @@ __all__ = [
     "miss_ratio_curve",
     "pooled_miss_curve",
     "raise_errors",
+    "request_miss_curves",
     "reset",
     "resolve",
     "set_capacity",

@@ -70,6 +70,28 @@ def pooled_miss_curve(states: Sequence[ResolverState]) -> MissCurve | None:
     return _curve(capacity, octiles.tolist(), misses, ghosts.tolist(), states[0].max_capacity)
 
 
+def request_miss_curves(
+    states: Sequence[ResolverState], rows: Sequence[int]
+) -> list[MissCurve | None]:
+    """A curve for each of ``rows``, pooled over ``states`` (the index groups of one engine).
+
+    Each as ``miss_ratio_curve`` says, weighted by what each group selected; ``None`` also where
+    the groups' capacities differ. Copies a few words a row from the device.
+    """
+    capacities = [state.capacity.tolist() for state in states]
+    octiles = torch.stack([state.octile for state in states]).sum(dim=0).tolist()
+    misses = torch.stack([state.octile_misses for state in states]).sum(dim=0).tolist()
+    ghosts = torch.stack([state.ghost for state in states]).sum(dim=0).tolist()
+    most = states[0].max_capacity
+    curves: list[MissCurve | None] = []
+    for row in rows:
+        states[0].check_row(row)
+        held = {of_group[row] for of_group in capacities}
+        one = held.pop()
+        curves.append(None if held else _curve(one, octiles[row], misses[row], ghosts[row], most))
+    return curves
+
+
 def _curve(
     capacity: int, octiles: list[int], misses: int, ghosts: list[int], max_capacity: int
 ) -> MissCurve | None:

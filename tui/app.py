@@ -4,12 +4,14 @@ for the clock; between news nothing is asked of any node.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.screen import Screen
 
 from hisparsed.tui.glyphs import ASCII, UNICODE
@@ -101,7 +103,9 @@ class TopApp(App[None]):
             return  # leaving, or not begun
         screen = self.screen
         if isinstance(screen, NodeScreen | FleetScreen):
-            screen.draw()
+            # One that is being built or taken down lacks some of its widgets.
+            with contextlib.suppress(NoMatches):
+                screen.draw()
 
     # --- actions ------------------------------------------------------------------
 

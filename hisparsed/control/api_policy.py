@@ -16,6 +16,7 @@ from starlette.routing import Route
 from hisparsed.control.actions import Operator
 from hisparsed.control.api_base import ApiError, parse_body
 from hisparsed.control.board import Board
+from hisparsed.control.peer import recorded_actor
 from hisparsed.control.policy_source import PolicySource, ReloadOutcome
 from hisparsed.control.policy_views import judgement, policy_document
 from hisparsed.policy.document import ConfigError
@@ -101,7 +102,8 @@ class PolicyApi:
     async def reload(self, request: Request) -> Response:
         body = await parse_body(request, _Body)
         reload = self.operator.reload(
-            actor=body.actor, expected_generation=body.expected_generation
+            actor=recorded_actor(request.scope, body.actor),
+            expected_generation=body.expected_generation,
         )
         if reload.outcome is ReloadOutcome.REJECTED:
             raise ApiError(422, "policy_rejected", reload.error or "")
@@ -114,7 +116,7 @@ class PolicyApi:
                 body.key,
                 body.value,
                 for_s=body.for_s,
-                actor=body.actor,
+                actor=recorded_actor(request.scope, body.actor),
                 expected_generation=body.expected_generation,
             )
         except ConfigError as error:
@@ -125,7 +127,9 @@ class PolicyApi:
         body = await parse_body(request, _UnsetBody)
         try:
             self.operator.unset_value(
-                body.key, actor=body.actor, expected_generation=body.expected_generation
+                body.key,
+                actor=recorded_actor(request.scope, body.actor),
+                expected_generation=body.expected_generation,
             )
         except LookupError:
             held = ", ".join(one.key for one in self.source.overrides) or "nothing"
@@ -136,14 +140,18 @@ class PolicyApi:
     async def freeze(self, request: Request) -> Response:
         body = await parse_body(request, _LeverBody)
         self.operator.freeze(
-            body.levers, actor=body.actor, expected_generation=body.expected_generation
+            body.levers,
+            actor=recorded_actor(request.scope, body.actor),
+            expected_generation=body.expected_generation,
         )
         return JSONResponse(self._summary())
 
     async def thaw(self, request: Request) -> Response:
         body = await parse_body(request, _LeverBody)
         self.operator.thaw(
-            body.levers, actor=body.actor, expected_generation=body.expected_generation
+            body.levers,
+            actor=recorded_actor(request.scope, body.actor),
+            expected_generation=body.expected_generation,
         )
         return JSONResponse(self._summary())
 
@@ -153,7 +161,7 @@ class PolicyApi:
             self.operator.set_mode(
                 body.levers,
                 body.mode,
-                actor=body.actor,
+                actor=recorded_actor(request.scope, body.actor),
                 expected_generation=body.expected_generation,
             )
         except ValueError as error:

@@ -18,6 +18,7 @@ from typing import Any
 
 import uvicorn
 
+from hisparsed.control.peer import PeerGuard, PeerProtocol
 from hisparsed.errors import UserError
 
 MODE = 0o660
@@ -48,7 +49,8 @@ class ControlServer:
         """
         listener = self._bind()
         config = uvicorn.Config(
-            self._application,
+            PeerGuard(self._application),
+            http=PeerProtocol,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -141,6 +143,24 @@ class QuietServer(uvicorn.Server):
         yield
 
 
+def is_live(path: Path) -> bool:
+    """Whether somebody listens on the socket at ``path``.
+
+    A socket that does not answer, or may not be asked, counts: it is somebody's.
+    """
+    if not path.exists():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+        return True
+
+
 def _remove_stale(path: Path) -> None:
     """Remove a socket on which nobody listens. Raises ``UserError`` for anything else."""
     try:
@@ -151,16 +171,9 @@ def _remove_stale(path: Path) -> None:
         raise UserError(
             f"control_socket: {path} is there and is not a socket; remove it or choose another path"
         )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_PROBE_S)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except TimeoutError:
-            pass
-    raise _taken(path)
+    if is_live(path):
+        raise _taken(path)
+    path.unlink(missing_ok=True)
 
 
 def _taken(path: Path) -> UserError:

@@ -25,7 +25,9 @@ def runtime_folder(state_dir: Path) -> Iterator[Path]:
     Raises ``OSError`` when the folder cannot be made.
     """
     note = state_dir / _NOTE
-    _remove_noted(note)
+    left = noted_folder(state_dir)
+    if left is not None:
+        shutil.rmtree(left, ignore_errors=True)
     before = tempfile.tempdir
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
@@ -39,11 +41,12 @@ def runtime_folder(state_dir: Path) -> Iterator[Path]:
             note.unlink(missing_ok=True)
 
 
-def _remove_noted(note: Path) -> None:
+def noted_folder(state_dir: Path) -> Path | None:
+    """The runtime folder that the last daemon on ``state_dir`` noted, if it is still there."""
     try:
-        folder = Path(note.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return
-    # The note may be damaged; only what looks like one of ours is removed.
-    if folder.is_absolute() and folder.name.startswith(_PREFIX) and not folder.is_symlink():
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = Path((state_dir / _NOTE).read_text(encoding="utf-8"))
+        # The note may be damaged; only what looks like one of ours is one.
+        ours = folder.is_absolute() and folder.name.startswith(_PREFIX) and not folder.is_symlink()
+        return folder if ours and folder.is_dir() else None
+    except (OSError, ValueError):
+        return None

@@ -6,8 +6,6 @@ so a report costs time in proportion to running requests, not to blocks or pages
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -16,9 +14,11 @@ from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
 from hisparsed.engine.admission import WaitingCall, held_prefix_first
 from hisparsed.engine.cache_groups import chunk_layout, find_offload_manager
 from hisparsed.engine.chunks import ChunkLayout
+from hisparsed.engine.gpu_need import GpuNeed
 from hisparsed.engine.held_prefix import HeldPrefix
 from hisparsed.engine.host_memory import HostMemory, ReleaseHost
 from hisparsed.engine.hot_lease import LeasedHotManager
+from hisparsed.engine.hot_shares import HotShares, HotUnits, ResizeHot
 from hisparsed.engine.messages import (
     AdmissionCommand,
     AdmissionOrder,
@@ -26,18 +26,14 @@ from hisparsed.engine.messages import (
     EngineCommand,
     EngineReport,
     GeometryReport,
-    HotReport,
-    MissCurvePoint,
     RequestsReport,
 )
+from hisparsed.engine.pool_ghosts import PoolGhosts
 from hisparsed.engine.request_table import resident_blocks
 from hisparsed.engine.resident import CountingResidentManager
 from hisparsed.engine.scratch import lease_scratch
 from hisparsed.engine.sessions import SessionTable
 from hisparsed.engine.worker_report import WorkerReport
-
-ResizeHot = Callable[[dict[str, int]], None]
-"""Shrinks the hot buffers of requests to a number of blocks a group, rows moved first."""
 
 _DEFAULT_SESSION_TTL_S = 300.0
 """95 % of coding-agent calls return within this time."""
@@ -79,6 +75,19 @@ class EngineControl:
         max_model_len = int(scheduler.max_model_len)
         floor = -(-max_model_len // self._block_tokens) + 2
         self.host = HostMemory(self._coordinator, self._offload, layout, floor)
+        self._shares = HotShares(
+            self._hot,
+            HotUnits(self._topk, self._query_len, self._block_tokens, self._least_lease_rows),
+        )
+        self._gpu_need = GpuNeed(self._cache_manager)
+        self.ghosts = PoolGhosts(
+            self.host.pool,
+            self._offload,
+            self._cache_manager.block_pool,
+            source_group=source_group,
+            indexer_group=source_group + 1,
+            block_tokens=self._block_tokens,
+        )
         self._held = HeldPrefix(
             self._cache_manager.coordinator,
             self._offload._policy,
@@ -89,7 +98,6 @@ class EngineControl:
         self.sessions = SessionTable(_DEFAULT_SESSION_TTL_S)
         self._admission = AdmissionCommand()
         self._configured_max_running = int(scheduler.max_num_active_reqs)
-        self._multiplier = self._blocks_to_multiplier(self._hot[0].next_lease_blocks)
         self._default_watermark = True
         self._geometry = self._describe(config, layout, floor, source_group)
         self.preemptions = 0
@@ -97,6 +105,8 @@ class EngineControl:
         self._steps = 0
         self._scheduled_tokens = 0
         self._waiting_for_blocks = False
+        self.nothing_can_run = False
+        """After the last pass nothing ran, calls waited, and nothing was in flight."""
         self._held_back = 0
 
     # --- geometry ------------------------------------------------------------------
@@ -128,13 +138,6 @@ class EngineControl:
             max_step_tokens=int(self._scheduler.max_num_scheduled_tokens),
         )
 
-    def _multiplier_to_blocks(self, multiplier: float) -> int:
-        rows = multiplier * self._topk * self._query_len
-        return max(1, math.ceil(rows / self._block_tokens - 1e-9))
-
-    def _blocks_to_multiplier(self, blocks: int) -> float:
-        return blocks * self._block_tokens / (self._topk * self._query_len)
-
     # --- called by the scheduler ----------------------------------------------------
 
     def before_schedule(self, now_s: float) -> None:
@@ -155,9 +158,9 @@ class EngineControl:
         self._waiting_for_blocks = bool(waiting) and not limited and room
         below_own_limit = scheduler.max_num_active_reqs < self._configured_max_running
         self._held_back = waiting if limited and below_own_limit else 0
+        self.nothing_can_run = self._idle_with_waiting(output.total_num_scheduled_tokens)
         self.host.pass_done(
-            idle_with_waiting=self._idle_with_waiting(output.total_num_scheduled_tokens),
-            head_need_blocks=self.head_need_blocks(),
+            idle_with_waiting=self.nothing_can_run, head_need_blocks=self.head_need_blocks()
         )
 
     def _idle_with_waiting(self, scheduled_tokens: int) -> bool:
@@ -171,6 +174,7 @@ class EngineControl:
         return bool(self._coordinator.has_pending_work() or self._offload.in_flight_chunks)
 
     def request_added(self, request: Any, now_s: float) -> None:
+        self.ghosts.arrived(request)
         self.sessions.start(request.request_id, request.block_hashes, request.num_tokens, now_s)
 
     def request_freed(self, request: Any, now_s: float) -> None:
@@ -224,31 +228,19 @@ class EngineControl:
         it a smaller multiplier waits for the next leases. ``release_host`` is there where the
         node's host memory is not pinned. Raises ``ValueError`` while the ledger is in doubt.
         """
-        lease = None
-        if command.multiplier is not None:
-            lease = self._multiplier_to_blocks(command.multiplier)
-            least = self._least_lease_rows / (self._topk * self._query_len)
-            if command.multiplier < least:
-                raise ValueError(
-                    f"multiplier {command.multiplier} is below {self._least_lease_rows} hot rows, "
-                    f"the least that serves every step of this node; give at least {least:g}"
-                )
+        self._shares.require_possible(command, resize_hot)
         self.host.require_possible(command, release_host)
         self.host.apply(command, release_host, self.head_need_blocks())
-        if lease is not None:
-            for manager in self._hot:
-                manager.set_next_lease(lease)
-            if resize_hot is not None:
-                self._shrink_running(self._hot[0].next_lease_blocks, resize_hot)
-            self._multiplier = self._blocks_to_multiplier(self._hot[0].next_lease_blocks)
+        self._shares.apply(command, resize_hot)
         if command.transition_watermark == "default":
             self._default_watermark = True
         elif command.transition_watermark is not None:
             self._default_watermark = False
             self._coordinator.transition_watermark = command.transition_watermark
         if self._default_watermark:
-            hot_cost = sum(manager.next_lease_blocks for manager in self._hot)
-            self._coordinator.transition_watermark = max(hot_cost, self._geometry.gpu_blocks // 10)
+            self._coordinator.transition_watermark = max(
+                self._shares.blocks_a_request, self._geometry.gpu_blocks // 10
+            )
         if command.admission is not None:
             self._admission = command.admission
             limit = command.admission.max_running or self._configured_max_running
@@ -260,28 +252,13 @@ class EngineControl:
             lent_blocks=self._offload.lent_blocks,
             reserve_target_blocks=self.host.ledger.reserve_target,
             reserve_blocks=len(self.host.ledger.reserve_blocks),
-            multiplier=self._multiplier,
-            lease_blocks=self._hot[0].next_lease_blocks,
+            multiplier=self._shares.multiplier,
+            lease_blocks=self._shares.lease_blocks,
             transition_watermark=self._coordinator.transition_watermark,
             admission_order=self._admission.order,
             max_running=self._scheduler.max_num_active_reqs,
             apply_us=0.0,
         )
-
-    def _shrink_running(self, blocks: int, resize_hot: ResizeHot) -> None:
-        wider = {
-            request_id: blocks
-            for manager in self._hot
-            for request_id, held in manager.lease_blocks.items()
-            if held > blocks
-        }
-        if not wider:
-            return
-        # The rows that stay move first; only then may their old blocks be used by others.
-        resize_hot(wider)
-        for manager in self._hot:
-            for request_id in wider:
-                manager.shrink(request_id, blocks)
 
     def report(
         self, now_s: float, workers: WorkerReport, release_host: ReleaseHost | None = None
@@ -297,12 +274,18 @@ class EngineControl:
             steps=self._steps,
             scheduled_tokens=self._scheduled_tokens,
             geometry=self._geometry,
-            host=self.host.report(head_need, release_host),
+            host=self.host.report(head_need, release_host).model_copy(
+                update={
+                    "hisparse_ghost": self.ghosts.hisparse_report(),
+                    "offload_ghost": self.ghosts.offload_report(),
+                }
+            ),
             gpu_free_blocks=self._cache_manager.block_pool.get_num_free_blocks(),
             gpu_resident_blocks=resident_blocks(self._resident),
             waiting_for_blocks=self._waiting_for_blocks,
+            gpu_head_need_blocks=self._gpu_head_need_blocks(),
             requests=self._requests_report(),
-            hot=self._hot_report(workers),
+            hot=self._shares.report(workers),
             live_set_tokens=self.sessions.live_tokens,
             live_sessions=len(self.sessions),
             admission_order=order,
@@ -319,26 +302,9 @@ class EngineControl:
         """One a hot group, for the table of requests."""
         return self._resident
 
-    def _hot_report(self, workers: WorkerReport) -> HotReport:
-        leased = [manager.req_to_blocks for manager in self._hot]
-        counted = workers.counters
-        return HotReport(
-            multiplier=self._multiplier,
-            lease_blocks=self._hot[0].next_lease_blocks,
-            leased_requests=len(self._hot[0].lease_blocks),
-            leased_blocks=sum(len(blocks) for table in leased for blocks in table.values()),
-            references=counted["references"],
-            resident=counted["resident"],
-            hits=counted["hits"],
-            loads=counted["loads"],
-            spills=counted["spills"],
-            dropped=counted["dropped"],
-            h2d_bytes=counted["h2d_bytes"],
-            miss_curve=[
-                MissCurvePoint(multiplier=rows / (self._topk * self._query_len), misses=misses)
-                for rows, misses in workers.miss_curve
-            ],
-        )
+    def _gpu_head_need_blocks(self) -> int | None:
+        waiting = self._scheduler.waiting
+        return self._gpu_need.of(waiting.peek_request().request_id) if waiting else None
 
     def _requests_report(self) -> RequestsReport:
         running, waiting = self._scheduler.get_request_counts()
@@ -352,8 +318,18 @@ class EngineControl:
             preemptions=self.preemptions,
             finished=self.finished,
             held_back=self._held_back,
+            oldest_wait_s=self._oldest_wait_s(),
             stalls_found=self._scheduler.stall.counts.found,
             stalls_resolved=self._scheduler.stall.counts.resolved,
             stalls_given_up=self._scheduler.stall.counts.given_up,
             **counts,
         )
+
+    def _oldest_wait_s(self) -> float | None:
+        # A preempted call has run since it arrived: that is no wait.
+        waits = [
+            self._scheduler.waited_s(request)
+            for request in self._scheduler.waiting
+            if not request.num_preemptions
+        ]
+        return max(waits, default=None)

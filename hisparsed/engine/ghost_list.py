@@ -8,8 +8,10 @@ FAST 2015). Knows no vLLM: who evicts and who looks up tells it so.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 _HASH_BYTES = 8
 
@@ -35,7 +37,12 @@ class GhostList:
         self.sample_rate = sample_rate
         self._max_entries = max_entries
         self._entries_per_block = entries_per_block
-        self._threshold: int = round(sample_rate * 2 ** (8 * _HASH_BYTES))
+        # Bytes compare as big-endian numbers do; at rate 1 none is above, so none is compared.
+        self._threshold = (
+            round(sample_rate * 2 ** (8 * _HASH_BYTES)).to_bytes(_HASH_BYTES)
+            if sample_rate < 1
+            else None
+        )
         self._slots: dict[bytes, int] = {}
         # Ranks among the slots in use, as a Fenwick tree: both updates and ranks are O(log n).
         self._size = 2 * max_entries
@@ -47,8 +54,14 @@ class GhostList:
 
     def samples(self, block_hash: bytes) -> bool:
         """Whether this hash is followed; the same answer in every list of this rate."""
-        number = int.from_bytes(block_hash[:_HASH_BYTES])
-        return number < self._threshold
+        return self._threshold is None or block_hash < self._threshold
+
+    def sampled(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Those of ``hashes`` that are followed, in their order."""
+        threshold = self._threshold
+        if threshold is None:
+            return hashes
+        return [block_hash for block_hash in hashes if block_hash < threshold]
 
     def evicted(self, block_hash: bytes) -> None:
         """The pool has just evicted the block."""
@@ -127,70 +140,86 @@ class PrefixGhosts:
     A prefix is served up to its first block that a pool lacks, so what counts of a block is
     the largest need of any block before it; and a block that the other pool lacks ends it,
     since blocks can only move between the two. ``edges`` are the capacities, in host blocks
-    more, at which tokens are counted.
+    more, at which tokens are counted; ``offload_edges`` those of the offload pool where they
+    differ.
     """
 
     def __init__(
-        self, hisparse: GhostList, offload: GhostList, block_tokens: int, edges: Sequence[int]
+        self,
+        hisparse: GhostList,
+        offload: GhostList,
+        block_tokens: int,
+        edges: Sequence[int],
+        offload_edges: Sequence[int] | None = None,
     ) -> None:
         if hisparse.sample_rate != offload.sample_rate:
             raise ValueError(
                 f"sample rates {hisparse.sample_rate} and {offload.sample_rate} differ; both "
                 "lists must follow the same blocks"
             )
-        if not edges or list(edges) != sorted(set(edges)) or edges[0] < 1:
-            raise ValueError(f"edges {list(edges)} must be one or more rising numbers from 1 on")
         self.hisparse = hisparse
         self.offload = offload
-        self._edges = tuple(edges)
-        self._tokens_a_sample = block_tokens / hisparse.sample_rate
-        self._hisparse_tokens = [0.0] * len(self._edges)
-        self._offload_tokens = [0.0] * len(self._edges)
+        tokens_a_sample = block_tokens / hisparse.sample_rate
+        self._of_hisparse = _Pool(hisparse, edges, tokens_a_sample)
+        self._of_offload = _Pool(offload, offload_edges or edges, tokens_a_sample)
 
     def looked_up(
         self, hashes: Sequence[bytes], hisparse_holds: Holds, offload_holds: Holds
     ) -> None:
         """A call asked for the prefix of these blocks; before anything of it is restored."""
-        followed = [block_hash for block_hash in hashes if self.hisparse.samples(block_hash)]
-        self._count(followed, self.hisparse, hisparse_holds, offload_holds, self._hisparse_tokens)
-        self._count(followed, self.offload, offload_holds, hisparse_holds, self._offload_tokens)
+        hisparse, offload = self._of_hisparse, self._of_offload
+        hisparse_need: int | None = 0
+        offload_need: int | None = 0
+        for block_hash in self.hisparse.sampled(hashes):
+            in_hisparse, in_offload = hisparse_holds(block_hash), offload_holds(block_hash)
+            if hisparse_need is not None:
+                hisparse_need = hisparse.counted(block_hash, hisparse_need, in_hisparse, in_offload)
+            if offload_need is not None:
+                offload_need = offload.counted(block_hash, offload_need, in_offload, in_hisparse)
+            if hisparse_need is None and offload_need is None:
+                return
 
     def hisparse_points(self) -> tuple[GhostTokens, ...]:
         """Rising in ``extra_blocks`` and in tokens."""
-        return self._points(self._hisparse_tokens)
+        return self._of_hisparse.points()
 
     def offload_points(self) -> tuple[GhostTokens, ...]:
         """Rising in ``extra_blocks`` and in tokens."""
-        return self._points(self._offload_tokens)
+        return self._of_offload.points()
 
-    def _count(
-        self,
-        followed: Sequence[bytes],
-        ghosts: GhostList,
-        holds: Holds,
-        other_holds: Holds,
-        totals: list[float],
-    ) -> None:
-        need = 0
-        for block_hash in followed:
-            if not other_holds(block_hash):
-                return
-            if not holds(block_hash):
-                extra = ghosts.extra_blocks(block_hash)
-                if extra is None:
-                    return
-                need = max(need, extra)
-            if need > self._edges[-1]:
-                return
-            if need:
-                self._add(totals, need)
 
-    def _add(self, totals: list[float], need: int) -> None:
-        for index, edge in enumerate(self._edges):
-            if need <= edge:
-                totals[index] += self._tokens_a_sample
+class _Pool:
+    """One pool's ghosts, and tokens counted by the edge from which on they are served."""
 
-    def _points(self, totals: Sequence[float]) -> tuple[GhostTokens, ...]:
+    def __init__(self, ghosts: GhostList, edges: Sequence[int], tokens_a_sample: float) -> None:
+        if not edges or list(edges) != sorted(set(edges)) or edges[0] < 1:
+            raise ValueError(f"edges {list(edges)} must be one or more rising numbers from 1 on")
+        self._ghosts = ghosts
+        self._edges = tuple(edges)
+        self._tokens_a_sample = tokens_a_sample
+        self._samples = [0] * len(self._edges)
+
+    def counted(self, block_hash: bytes, need: int, held: bool, other_holds: bool) -> int | None:
+        """What a prefix up to this block needs, when it needed ``need`` so far.
+
+        ``None`` where no number of blocks serves it, or none that is counted.
+        """
+        if not other_holds:
+            return None
+        if not held:
+            extra = self._ghosts.extra_blocks(block_hash)
+            if extra is None:
+                return None
+            need = max(need, extra)
+        if need > self._edges[-1]:
+            return None
+        if need:
+            self._samples[bisect_left(self._edges, need)] += 1
+        return need
+
+    def points(self) -> tuple[GhostTokens, ...]:
+        totals = accumulate(self._samples)
         return tuple(
-            GhostTokens(edge, int(total)) for edge, total in zip(self._edges, totals, strict=True)
+            GhostTokens(edge, int(total * self._tokens_a_sample))
+            for edge, total in zip(self._edges, totals, strict=True)
         )

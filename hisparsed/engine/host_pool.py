@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from vllm.v1.core.kv_cache_utils import get_block_hash
 from vllm.v1.hisparse.block_pool import SharedEventQueueBlockPool
+
+from hisparsed.engine.ghost_list import GhostList
 
 
 def _idle_cached(blocks: Iterable[Any]) -> int:
@@ -40,6 +43,7 @@ class CountingHostPool(SharedEventQueueBlockPool):  # type: ignore[misc]
         self.held_blocks = 0
         self.holds: dict[str, list[Any]] = {}
         self.after_reset: Callable[[], None] = lambda: None
+        self.ghost: GhostList | None = None
         self._resetting = False
 
     def walk_idle_cached_blocks(self) -> int:
@@ -93,10 +97,22 @@ class CountingHostPool(SharedEventQueueBlockPool):  # type: ignore[misc]
 
     def _maybe_evict_cached_block(self, block: Any) -> bool:
         was_idle = block.ref_cnt == 0 and not block.is_null
+        block_hash = block.block_hash
         evicted = bool(super()._maybe_evict_cached_block(block))
         if evicted and was_idle:
             self.idle_cached_blocks -= 1
+        if evicted and self.ghost is not None and not self._is_cached(block_hash):
+            self.ghost.evicted(get_block_hash(block_hash))
         return evicted
+
+    def _is_cached(self, block_hash: Any) -> bool:
+        # Calls that compute the same prefix at once have a block each.
+        return self.cached_block_hash_to_block.get_one_block(block_hash) is not None
+
+    def _insert_block_hash(self, block_hash: Any, *args: Any, **kwargs: Any) -> None:
+        super()._insert_block_hash(block_hash, *args, **kwargs)
+        if self.ghost is not None:
+            self.ghost.restored(get_block_hash(block_hash))
 
     def get_usage(self) -> float:
         """Share in use of what is HiSparse's own; what the ledger holds is neither."""
@@ -119,4 +135,6 @@ class CountingHostPool(SharedEventQueueBlockPool):  # type: ignore[misc]
         if done:
             self.idle_cached_blocks = 0
             self.after_reset()
+            if self.ghost is not None:
+                self.ghost.clear()
         return done

@@ -8,6 +8,7 @@ workers have moved the rows that stay.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.core.single_type_kv_cache_manager import HiSparseHotManager
@@ -22,6 +23,7 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
 
     def start_leases(self, blocks: int, *, hot_groups: int, grow_headroom: int | None) -> None:
         self.lease_blocks: dict[str, int] = {}
+        self._own_targets: dict[str, int] = {}
         self._hot_groups = hot_groups
         self._grow_headroom = grow_headroom
         self._planned_growth: dict[str, int] = {}
@@ -34,6 +36,27 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
         bounded: int = min(blocks, self.blocks_per_request)
         self.next_lease_blocks = bounded
         return bounded
+
+    def set_targets(self, blocks: Mapping[str, int]) -> None:
+        """Sizes of their own for requests that have a lease; those not named keep theirs.
+
+        What is larger than its target is given back by ``shrink``, what is smaller grows.
+        """
+        for request_id, own in blocks.items():
+            if request_id in self.lease_blocks:
+                self._own_targets[request_id] = min(own, self.blocks_per_request)
+
+    def forget_targets(self) -> None:
+        """All requests are to have the multiplier's lease."""
+        self._own_targets.clear()
+
+    def individual_leases(self) -> int:
+        """Requests whose target is not the multiplier's."""
+        return sum(own != self.next_lease_blocks for own in self._own_targets.values())
+
+    def target_of(self, request_id: str) -> int:
+        """Blocks that the request is to have."""
+        return self._own_targets.get(request_id, self.next_lease_blocks)
 
     def lease_of(self, request_id: str) -> int:
         lease: int = self.lease_blocks.get(request_id, self.next_lease_blocks)
@@ -54,7 +77,7 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
             return needed
         # Every hot group plans before any allocates, so each takes its part of the room.
         room = (self.block_pool.get_num_free_blocks() - self._grow_headroom) // self._hot_groups
-        growth: int = max(0, min(self.next_lease_blocks - self.lease_of(request_id), room))
+        growth: int = max(0, min(self.target_of(request_id) - self.lease_of(request_id), room))
         self._planned_growth[request_id] = growth
         return growth
 
@@ -92,6 +115,7 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         self.lease_blocks.pop(request_id, None)
+        self._own_targets.pop(request_id, None)
         self._planned_growth.pop(request_id, None)
         blocks: list[Any] = super().pop_blocks_for_free(request_id)
         return blocks

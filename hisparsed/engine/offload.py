@@ -22,12 +22,14 @@ from vllm.v1.kv_offload.base import (
     OffloadingWorker,
     OffloadKey,
     ReqContext,
+    get_offload_block_hash,
 )
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from hisparsed.engine.chunks import ChunkLayout
+from hisparsed.engine.ghost_list import GhostList
 from hisparsed.engine.slots import FreeSlots
 
 
@@ -53,6 +55,7 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         self._key_of_chunk: dict[int, OffloadKey] = {}
         self._settling: dict[int, int] = {}  # chunk id -> reset after which it settles
         self.resets = 0
+        self.ghost: GhostList | None = None
         self._free_list = FreeSlots()
         self._num_allocated_chunks = 0
         self._set_capacity()
@@ -113,6 +116,10 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
     @property
     def draining_busy_slots(self) -> int:
         return sum(self._busy_slots[block] for block in self._draining)
+
+    def has_chunk(self, key: OffloadKey) -> bool:
+        """Whether it holds the chunk or is storing it; no use, so recency stays."""
+        return self._policy.get(key) is not None
 
     def holds(self, block: int) -> bool:
         return block in self._busy_slots
@@ -190,6 +197,8 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         for block in [block for block, busy in self._busy_slots.items() if busy]:
             evicted.extend(self._evict_idle(block))
         self._tell_evicted(evicted)
+        if self.ghost is not None:
+            self.ghost.clear()
 
     def settle(self, reset: int) -> None:
         """The workers have flushed what was in flight at reset number ``reset`` and before."""
@@ -266,6 +275,8 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
             chunk_id = self._free_list.take()
             block, _ = self.layout.locate(chunk_id)
             self._key_of_chunk[chunk_id] = key
+            if self.ghost is not None:
+                self.ghost.restored(get_offload_block_hash(key))
             self._busy_slots[block] += 1
             self._empty.pop(block, None)
             self._lent.move_to_end(block)
@@ -274,7 +285,10 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
 
     def _free_chunk(self, chunk: ChunkStatus) -> None:
         chunk_id = int(chunk.chunk_id)
-        del self._key_of_chunk[chunk_id]
+        key = self._key_of_chunk.pop(chunk_id)
+        # A store that failed leaves nothing that more room would have kept.
+        if self.ghost is not None and chunk.is_ready:
+            self.ghost.evicted(get_offload_block_hash(key))
         self._release_slot(chunk_id)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
@@ -307,6 +321,8 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
             if chunk is None or chunk.ref_cnt != 0:
                 self._settling[chunk_id] = self.resets
         super().reset_cache()
+        if self.ghost is not None:
+            self.ghost.clear()
         self._key_of_chunk.clear()
         self._busy_slots = dict.fromkeys(self._busy_slots, 0)
         for chunk_id in self._settling:

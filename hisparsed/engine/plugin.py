@@ -26,8 +26,9 @@ def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str,
     scheduler, executor = engine_core.scheduler, engine_core.model_executor
     release_host = getattr(executor, "release_host", None)
     if action == "report":
-        counted = getattr(executor, "hot_report", WorkerReport)
-        result = scheduler.hisparsed_report(counted(), release_host)
+        counts = getattr(executor, "hot_report", None)
+        workers = counts() if counts is not None else WorkerReport(counted=False)
+        result = scheduler.hisparsed_report(workers, release_host)
     elif action == "apply":
         command = EngineCommand.model_validate(payload)
         resize_hot = getattr(executor, "resize_hot", None)

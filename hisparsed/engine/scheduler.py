@@ -18,8 +18,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from hisparsed.engine.control import EngineControl, ResizeHot
+from hisparsed.engine.control import EngineControl
+from hisparsed.engine.holders import take_back_from_youngest
 from hisparsed.engine.host_memory import ReleaseHost
+from hisparsed.engine.hot_shares import ResizeHot
 from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport, RequestTable
 from hisparsed.engine.request_table import HotRows, request_table
 from hisparsed.engine.stall import Remedy, StallWatch, StepPicture
@@ -48,6 +50,15 @@ class ControlledScheduler:
         with self.hisparsed.host.scheduling():
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self.hisparsed.after_schedule(output)
+        if self.hisparsed.nothing_can_run:
+            holder = take_back_from_youngest(self)
+            if holder is not None:
+                log.warning(
+                    "Calls that wait hold what the others need and nothing runs; %s (%d tokens) "
+                    "starts anew.",
+                    holder.request_id,
+                    holder.num_tokens,
+                )
         self._relieve_stall(output.total_num_scheduled_tokens)
         return output
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 NO_COUNTERS = {
@@ -14,14 +15,21 @@ NO_COUNTERS = {
     "h2d_bytes": 0,
 }
 
+RowCurve = tuple[tuple[int, float], ...]
+
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """Cumulative ``counters`` (rows and bytes) and the pooled miss curve.
+    """Cumulative ``counters`` (rows and bytes) and miss curves.
 
-    ``miss_curve``: (hot rows, fraction of distinct host-backed rows that would be loaded),
-    rows ascending; empty where the workers do not measure it.
+    ``counted`` is false where the workers count nothing. ``miss_curve``: (hot rows, fraction of
+    distinct host-backed rows that would be loaded), rows ascending; empty where the workers do
+    not measure it. ``request_curves``: by request, (hot rows of one group, rows that a step
+    would load over all groups), rows ascending, exact up to what the request has; ``None``
+    where the node cannot size requests one by one.
     """
 
     counters: dict[str, int] = field(default_factory=lambda: dict(NO_COUNTERS))
     miss_curve: tuple[tuple[int, float], ...] = ()
+    counted: bool = True
+    request_curves: Mapping[str, RowCurve] | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from hisparsed.engine.messages import EngineReport
 
@@ -80,15 +81,15 @@ class Measures:
 
 def sample_of(bare: BareSample, report: EngineReport | None) -> Sample:
     """``report`` is ``None`` for a node without HiSparse."""
-    own = astuple(bare)
+    own: dict[str, Any] = asdict(bare)
     if report is None:
-        return Sample(*own)
+        return Sample(**own)
     host, geometry = report.host, report.geometry
     idle = host.hisparse_capacity_blocks - host.hisparse_in_use_blocks
     chunks = host.lent_blocks * geometry.chunks_per_host_block
     in_use = host.hisparse_in_use_blocks * geometry.block_tokens
     return Sample(
-        *own,
+        **own,
         hisparse_blocks=host.hisparse_capacity_blocks,
         offload_blocks=host.lent_blocks,
         hisparse_reach_tokens=idle * geometry.block_tokens,

@@ -87,7 +87,7 @@ class SoakResult:
         ]
         if self.itl_p99_ratio is not None:
             lines.append(
-                f"Engine time between tokens, p99: {self.itl_ms_p99_with_moves:g} ms with moves, "
+                f"Time between tokens, p99: {self.itl_ms_p99_with_moves:g} ms with moves, "
                 f"{self.itl_ms_p99_without:g} ms without."
             )
         lines.append(

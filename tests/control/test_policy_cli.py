@@ -109,6 +109,7 @@ async def test_set_needs_an_end_or_none_on_purpose(served: Any) -> None:
 
 async def test_set_show_and_unset(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "ann")
+    monkeypatch.setattr("hisparsed.control.peer.Peer.name", "ann")
     result = await command(served, "policy", "set", "hot.max", "3", "--for", "1h")
     assert result.exit_code == 0
     assert result.stdout.startswith("hot.max = 3 until 2023-11-1")

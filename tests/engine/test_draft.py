@@ -7,11 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hisparsed.config.node import NodeConfig
+from hisparsed.engine.launch import require_startable
 from hisparsed.engine.reference.draft import NgramDraft
 from hisparsed.engine.reference.requests import RequestState
 from hisparsed.engine.reference.sampler import printable_mask
 from hisparsed.engine.reference.speculation import verify
 from hisparsed.engine.reference.tokenizer import VOCAB_SIZE
+from hisparsed.errors import UserError
 
 GREEDY = SimpleNamespace(temperature=0.0, top_p=1.0, top_k=0, seed=None, min_tokens=0)
 
@@ -74,3 +77,13 @@ def test_tokens_up_to_the_first_wrong_draft_and_its_correction(
     logits = rows_that_choose(50, 51, 52, 53)[: 1 + len(drafts)]
     found = verify(logits, drafts, printable_mask(), GREEDY, request_id="r", generated=0)
     assert found == emitted
+
+
+def test_drafts_are_asked_for_in_the_nodes_own_section() -> None:
+    config = NodeConfig(
+        node="reference",
+        host_budget=64 << 20,
+        engine_args={"speculative_config": {"method": "ngram"}},
+    )
+    with pytest.raises(UserError, match=r"speculative_config: set reference\.speculative_tokens"):
+        require_startable(config, "reference", max_multiplier=2.0)

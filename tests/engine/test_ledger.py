@@ -70,6 +70,20 @@ def test_lends_what_is_free_and_no_more_than_the_floor_allows() -> None:
     assert ledger.settled()
 
 
+def test_blocks_that_drain_count_against_the_floor() -> None:
+    ledger, _, manager = make()
+    ledger.set_offload_target(90)
+    ledger.advance(0)
+    store(manager, 0, 30 * PER_BLOCK, complete=False)
+    ledger.set_offload_target(0)
+    assert ledger.advance(0) == -60
+    ledger.set_offload_target(90)
+    assert ledger.advance(0) == 60
+    counts = ledger.counts()
+    assert (counts.draining, counts.hisparse_capacity, counts.pending) == (30, 10, 30)
+    sound(ledger)
+
+
 def test_blocks_in_use_are_pending_until_they_free_up() -> None:
     ledger, pool, _ = make()
     held = pool.get_new_blocks(80)

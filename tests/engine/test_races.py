@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,28 @@ def test_nothing_is_given_back_while_the_engine_is_paused(
         workers.step()
         assert report(engine)["host"]["lent_blocks"] < lent
         workers.run(steps=20)
+
+
+def test_calls_that_wait_for_each_others_blocks_do_not_wait_for_ever(tmp_path: Path) -> None:
+    engine = build_engine(tmp_path, replace(SHAPE, gpu_blocks=90))
+    workers = ScriptedWorkers(engine)
+    apply(engine, {"offload_target_blocks": 40})
+    for seed, kept in ((1, 81), (2, 113)):
+        workers.admit(prompt(seed, kept), 1)
+        workers.run()
+    forget_gpu_pages(workers)
+    workers.hold_offload = True
+    for seed, length in ((1, 200), (2, 127)):
+        workers.admit(prompt(seed, length), 2)
+    for _ in range(4):
+        workers.step()
+    assert len(workers.scheduler.kv_holding_waiting) == 2
+    pool = workers.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() < 12, "neither can go on while the other holds its blocks"
+    workers.hold_offload = False
+    workers.run(steps=30)
+    assert workers.unfinished == []
+    workers.check()
 
 
 def test_a_full_tier_stores_nothing_more_and_nothing_fails(

@@ -16,7 +16,7 @@ from hisparsed.engine.reference.requests import RequestTables
 class QuietConnectors:
     """Connectors with nothing to transfer."""
 
-    def before_forward(self, metadata: Any) -> Any:
+    def before_forward(self, metadata: Any, decoding: Any) -> Any:
         return SimpleNamespace(residency_updates={})
 
     def after_forward(self, finished_req_ids: set[str]) -> KVConnectorOutput:

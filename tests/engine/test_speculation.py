@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,16 @@ def test_host_backed_rows_give_the_same_tokens_at_every_size(
         assert turns.most == 1
 
 
+def test_rejected_rows_never_reach_the_host_where_pages_are_copied_whole(
+    folder: Path, one_by_one: Run
+) -> None:
+    engine = speculating(folder, one_by_one, replace(SMALL_SLAB, eager_host_mirror=False), ONE_TOPK)
+    run = converse(engine, conversations())
+    assert run.answers == one_by_one.answers
+    assert both_accepted_and_rejected(engine)
+    assert core_of(engine).model_executor._connectors.spilled_pages > 0
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_moving_everything_at_random_gives_the_same_tokens(
     folder: Path, one_by_one: Run, seed: int
@@ -225,7 +236,7 @@ def test_padding_of_a_whole_prefix_hit_is_not_computed(folder: Path) -> None:
     def watch(request_id: str, start: int, count: int, output: Any) -> Any:
         made = segment(request_id, start, count, output)
         if -1 in output.scheduled_spec_decode_tokens.get(request_id, ()):
-            padded.append((request_id.split("-")[0], count, made.count))
+            padded.append((request_id.split("-", maxsplit=1)[0], count, made.count))
         return made
 
     executor._segment = watch

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from small import small_node
+from small import MIB, small_node
 from typer.testing import CliRunner, Result
 
 from hisparsed.cli.app import app
@@ -173,10 +173,11 @@ def test_wrong_options_are_told_before_anything_runs(arguments: list[str], messa
     assert message in str(command(*arguments).exception)
 
 
-@pytest.mark.engine
-def test_json_plots_report_and_journal_of_two_policies(tmp_path: Path) -> None:
-    node, trace, out = tmp_path / "node.yaml", tmp_path / "chat.jsonl", tmp_path / "out"
-    node.write_text(yaml.safe_dump(small_node().model_dump(mode="json")))
+def files(folder: Path) -> tuple[str, str]:
+    """A node with room for a half of it, and a trace of chat."""
+    node, trace = folder / "node.yaml", folder / "chat.jsonl"
+    described = small_node(gpu={"kv_memory": 64 * MIB})
+    node.write_text(yaml.safe_dump(described.model_dump(mode="json")))
     lines = [
         {
             "timestamp": number * 500,
@@ -187,8 +188,15 @@ def test_json_plots_report_and_journal_of_two_policies(tmp_path: Path) -> None:
         for number in range(40)
     ]
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(node), str(trace)
+
+
+@pytest.mark.engine
+def test_json_plots_report_and_journal_of_two_policies(tmp_path: Path) -> None:
+    node, trace = files(tmp_path)
+    out = tmp_path / "out"
     found = command(
-        *("--node", str(node), "--trace", str(trace), "--for", "20s", "--warmup", "5s"),
+        *("--node", node, "--trace", trace, "--for", "20s", "--warmup", "5s"),
         *("--policy", "stock", "--policy", "policy", "--scale", "1", "--json", "--out", str(out)),
     )
     assert found.exit_code == 0, found.output
@@ -204,3 +212,13 @@ def test_json_plots_report_and_journal_of_two_policies(tmp_path: Path) -> None:
     assert report.count("data:image/png;base64,") == len(names)
     assert "http" not in report
     assert (out / "journal-1" / "journal.sqlite").is_file()
+
+
+@pytest.mark.engine
+def test_the_error_of_a_scale_is_measured_when_asked(tmp_path: Path) -> None:
+    node, trace = files(tmp_path)
+    options = ["--node", node, "--trace", trace, "--for", "20s", "--scale", "1/2"]
+    found = command(*options, "--check-scale", "15s", "--policy", "stock")
+    assert found.exit_code == 0, found.output
+    assert "Against the whole node over the same time, stock: calls" in found.stdout
+    assert "not measured" in command(*options, "--policy", "stock").stdout

@@ -47,13 +47,14 @@ class _Server(uvicorn.Server):
 
 
 class FakeNode:
-    """``answers`` may be changed; ``delay_s`` holds every answer up; ``missing`` gives 404."""
+    """``answers`` may be changed; ``missing`` gives 404; no answer while ``open`` is not set."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.answers = {name: recorded(name) for name in PATHS.values()}
         self.missing: set[str] = set()
-        self.delay_s = 0.0
+        self.open = asyncio.Event()
+        self.open.set()
         self.refusal: tuple[int, str, str] | None = None
         self.posts: list[tuple[str, dict[str, Any]]] = []
         self.gets: list[str] = []
@@ -97,7 +98,7 @@ class FakeNode:
 
     async def _get(self, request: Request) -> Response:
         self.gets.append(request.url.path)
-        await asyncio.sleep(self.delay_s)
+        await self.open.wait()
         name = next(one.name for one in request.app.routes if _serves(one, request))
         if name in self.missing:
             return JSONResponse({"error": {"code": "not_found", "message": "no"}}, 404)
@@ -112,7 +113,7 @@ class FakeNode:
 
     async def _events(self, request: Request) -> Response:
         self.streams += 1
-        await asyncio.sleep(self.delay_s)
+        await self.open.wait()
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[str]:

@@ -74,17 +74,17 @@ KEYS = {
         {"levers": ["split"], "mode": None},
     ),
     "set": (
-        ["slash", *"hot.free_low", "enter", "e", *"7%", "enter", *"10m", "enter"],
+        ["slash", *"free_l", "enter", "e", *"7%", "enter", *"10m", "enter"],
         "/v1/policy/set",
         {"key": "hot.free_low", "value": "7%", "for_s": 600.0},
     ),
     "set until unset": (
-        ["slash", *"hot.free_low", "enter", "enter", *"7%", "enter", "enter"],
+        ["slash", *"free_l", "enter", "enter", *"7%", "enter", "enter"],
         "/v1/policy/set",
         {"key": "hot.free_low", "value": "7%", "for_s": None},
     ),
     "unset": (
-        ["slash", *"hot.step", "enter", "u"],
+        ["slash", *"hot.st", "enter", "down", "u"],
         "/v1/policy/unset",
         {"key": "hot.step"},
     ),

@@ -82,10 +82,10 @@ async def test_an_engine_that_restarts_leaves_gaps_and_no_crash(node: FakeNode) 
 
 
 async def test_a_slow_node_never_holds_the_keys_up(node: FakeNode) -> None:
-    node.delay_s = 1.5
+    node.open.clear()
     async with showing(node) as (app, pilot):
         await pilot.press("3", "question_mark", "escape", "5", "p")
         assert "connecting to" in shown(app, "#header")
         assert "PAUSED" in shown(app, "#header")
-        node.delay_s = 0.0
+        node.open.set()
         await until(app, pilot, lambda: app.sessions[0].model.status is not None)

@@ -48,8 +48,6 @@ class FleetScreen(Screen[None]):
 
     def draw(self) -> None:
         """The table from what is known now, or from when it was paused."""
-        if not self.is_mounted:
-            return
         live = [session.model for session in self._sessions]
         models = worst_first(self._frozen[0] if self._frozen else live)
         context, width = self.top.context(), self.size.width
@@ -76,14 +74,14 @@ class FleetScreen(Screen[None]):
         )
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self.draw)
+        self.call_after_refresh(self.top.draw)
 
     def on_screen_resume(self) -> None:
-        self.call_after_refresh(self.draw)
+        self.call_after_refresh(self.top.draw)
 
     def action_span(self) -> None:
         self.top.next_span()
-        self.draw()
+        self.top.draw()
 
     def action_pause(self) -> None:
         if self._frozen is None:
@@ -91,7 +89,7 @@ class FleetScreen(Screen[None]):
             self._frozen = (copies, self.top.context().now_s)
         else:
             self._frozen = None
-        self.draw()
+        self.top.draw()
 
     def on_table_view_chosen(self, event: TableView.Chosen) -> None:
         self.top.open_node(str(event.key))

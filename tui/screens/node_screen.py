@@ -105,8 +105,6 @@ class NodeScreen(Screen[None]):
 
     def draw(self) -> None:
         """Header from what is known now; the page from that, or from when it was paused."""
-        if not self.is_mounted:
-            return
         context, model = self.top.context(self.session), self.session.model
         banner = Banner(
             paused_at_s=self._frozen[1] if self._frozen else None,
@@ -134,10 +132,10 @@ class NodeScreen(Screen[None]):
                     line("q quits."),
                 ]
             )
-        self.call_after_refresh(self.draw)
+        self.call_after_refresh(self.top.draw)
 
     def on_screen_resume(self) -> None:
-        self.call_after_refresh(self.draw)
+        self.call_after_refresh(self.top.draw)
 
     # --- keys ---------------------------------------------------------------------
 
@@ -149,7 +147,7 @@ class NodeScreen(Screen[None]):
         self._leave_search()
         switcher.current = name
         self.page.entered()
-        self.call_after_refresh(self.draw)
+        self.call_after_refresh(self.top.draw)
 
     def on_click(self, event: events.Click) -> None:
         if event.widget is not None and event.widget.id == "tabs":
@@ -163,11 +161,11 @@ class NodeScreen(Screen[None]):
             self._frozen = (self.session.model.frozen_copy(), context.now_s)
         else:
             self._frozen = None
-        self.draw()
+        self.top.draw()
 
     def action_span(self) -> None:
         self.top.next_span()
-        self.draw()
+        self.top.draw()
 
     def action_fleet(self) -> None:
         self.top.action_fleet()
@@ -177,7 +175,7 @@ class NodeScreen(Screen[None]):
         if player is None:
             return
         player.command(what)
-        self.draw()
+        self.top.draw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "player":

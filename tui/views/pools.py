@@ -145,7 +145,7 @@ def gpu_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
     state = line(
         (f"{fmt.percent(free / total)} free", "bad" if short else "strong"),
         (" SHORT" if short else "", "bad"),
-        (f" of {fmt.whole(total)} GPU blocks", "dim"),
+        (f" of {fmt.whole(total)}{' GPU blocks' if width >= 70 else ''}", "dim"),
     )
     return [bar(parts, total, width, free=context.glyphs.free), ends(words, state, width)]
 

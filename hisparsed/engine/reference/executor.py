@@ -242,7 +242,11 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
 
     def hot_report(self) -> WorkerReport:
         """What the resolver counted, for the control report."""
-        return WorkerReport(self._hot.counters(), self._hot.miss_curve())
+        return WorkerReport(
+            counters=self._hot.counters(),
+            miss_curve=self._hot.miss_curve(),
+            request_curves=self._hot.request_curves(),
+        )
 
     def hot_rows(self) -> dict[str, HotRows]:
         """Each request's hot buffer, for the table of requests."""

@@ -8,17 +8,20 @@ lease, whole blocks at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from hisparsed.engine.reference.geometry import ROW_BYTES
+from hisparsed.engine.reference.hot_curves import HotCurves
 from hisparsed.engine.reference.requests import RequestState, RequestTables
 from hisparsed.engine.reference.store import KVStore
 from hisparsed.engine.reference.waves import Wave, most_spills, plan_waves
 from hisparsed.engine.request_table import HotRows
+from hisparsed.engine.worker_report import RowCurve
 from hisparsed.kernels.api import (
     COUNTERS,
     Geometry,
@@ -73,6 +76,7 @@ class HotBuffers:
         max_rows: int,
         query_len: int = 1,
         scratch: Sequence[int] = (),
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         geometry = store.geometry
         rows, pages = tables.source.shape
@@ -91,6 +95,7 @@ class HotBuffers:
             )
             for _ in range(geometry.index_groups)
         ]
+        self._curves = HotCurves(self._states, clock_s)
         self._layouts = [
             self._row_layout(geometry.group_layers(group)) for group in range(geometry.index_groups)
         ]
@@ -121,11 +126,13 @@ class HotBuffers:
         for group, state in enumerate(self._states):
             self._retired += state.counters[request.row]
             reset(state, request.row, capacity=self._capacity(request, group))
+        self._curves.begin(request.row)
 
     def lease_changed(self, request: RequestState) -> None:
         """The request was leased more hot blocks."""
         for group, state in enumerate(self._states):
             set_capacity(state, request.row, self._capacity(request, group))
+        self._curves.begin(request.row)
 
     def shrink(self, request: RequestState, blocks: int) -> None:
         """Keep the most recently used rows in the first ``blocks`` blocks of each group.
@@ -141,6 +148,7 @@ class HotBuffers:
             apply_moves(self._slab, self._layouts[group], table, moves)
             del held[blocks:]
             table[blocks:] = 0
+        self._curves.begin(request.row)
 
     def _capacity(self, request: RequestState, group: int) -> int:
         return len(request.hot_blocks[group]) * self._store.block_size
@@ -242,6 +250,10 @@ class HotBuffers:
         if curve is None:
             return ()
         return tuple(zip(curve.capacities, curve.miss_ratios, strict=True))
+
+    def request_curves(self) -> Mapping[str, RowCurve]:
+        """Each request's own, in rows a step; kept between calls for a while."""
+        return self._curves.by_request(self._tables.requests)
 
     def counters(self) -> dict[str, int]:
         """Cumulative counters over all requests and groups, and bytes fetched from the host."""

@@ -67,7 +67,10 @@ class OffloadingSide:
 class Connectors(Protocol):
     """What the executor needs of either body."""
 
-    queues: tuple[CopyQueue, ...]
+    @property
+    def queues(self) -> tuple[CopyQueue, ...]:
+        """Every link and direction that copies wait on."""
+        ...
 
     def before_forward(self, metadata: Any) -> None: ...
     def after_forward(self, finished_req_ids: set[str]) -> KVConnectorOutput: ...

@@ -148,6 +148,7 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
         for request_id in output.finished_req_ids:
             self._lengths.pop(request_id, None)
             self._chance.pop(request_id, None)
+        self._work.forget(output.finished_req_ids)
         self._connectors.before_forward(output.kv_connector_metadata)
         segments = self._segments(output)
         if segments:
@@ -209,7 +210,11 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
 
     def hot_report(self) -> WorkerReport:
         counters = self.tally.counters(self._layout.hot_groups, self._stands_for)
-        return WorkerReport(counters, self._work.miss_curve())
+        return WorkerReport(
+            counters,
+            self._work.miss_curve(),
+            request_curves=self._work.request_curves(self._layout.hot_groups),
+        )
 
     def hot_rows(self) -> dict[str, HotRows]:
         return {}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hisparsed.engine.simulated.cost import StepWork
 from hisparsed.engine.simulated.rows import RowModel
 from hisparsed.engine.simulated.tally import Tally
+from hisparsed.engine.worker_report import RowCurve
 
 CURVE_POINTS = 8
-"""Points of the reported miss curve, a half top-k apart."""
+"""Points of the reported miss curves, a half top-k apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,9 @@ class StepWorker:
         self._residency = residency
         self._block_tokens = block_tokens
         self._topk = topk
-        self._from_host = 0.0
-        """Rows from the host that a decode step selects; a running mean."""
+        self._points = [half * topk // 2 for half in range(2, 2 + CURVE_POINTS)]
+        self._from_host: dict[str, float] = {}
+        """Rows from the host that each decoding request's latest step selected."""
 
     def of(self, segments: Sequence[Segment], tally: Tally) -> StepWork:
         tokens = 0
@@ -110,15 +112,29 @@ class StepWorker:
             decode_rows += found.selected
             loaded += found.loads + found.spills
             tally.rows(found)
-            from_host = found.selected - found.resident
-            if from_host > 0:
-                self._from_host += 0.02 * (from_host - self._from_host)
+            self._from_host[segment.request_id] = found.selected - found.resident
         return StepWork(tokens, context_tokens, selected_rows, decode_context, decode_rows, loaded)
 
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """Requests that have ended."""
+        for request_id in request_ids:
+            self._from_host.pop(request_id, None)
+
     def miss_curve(self) -> tuple[tuple[int, float], ...]:
-        """(hot rows, misses) for the rows that steps have been selecting from the host."""
-        if self._from_host < 1:
+        """(hot rows, misses) of the mean request that decodes; empty where none reads the host."""
+        reading = [rows for rows in self._from_host.values() if rows >= 1]
+        if not reading:
             return ()
-        steps = range(2, 2 + CURVE_POINTS)
-        points = [half * self._topk // 2 for half in steps]
-        return tuple((rows, self._rows.misses(rows / self._from_host)) for rows in points)
+        mean = sum(reading) / len(reading)
+        return tuple((rows, self._rows.misses(rows / mean)) for rows in self._points)
+
+    def request_curves(self, groups: int) -> dict[str, RowCurve]:
+        """By request, (hot rows, rows that a step would load over all ``groups``)."""
+        return {
+            request_id: tuple(
+                (rows, groups * from_host * self._rows.misses(rows / from_host))
+                for rows in self._points
+            )
+            for request_id, from_host in self._from_host.items()
+            if from_host >= 1
+        }

@@ -81,7 +81,7 @@ class HandoffServer:
         blocks = offer.source_blocks if piece.kind == "rows" else offer.indexer_blocks
         with self._offers.reading(offer.ticket):
             data = self._rows.read(piece, blocks)
-        wire.send(memoryview(data.numpy()))
+        wire.send(data.numpy().tobytes())
         with self._lock:
             self._sent_bytes += data.numel()
 

@@ -1,0 +1,82 @@
+"""What the doctor found: how bad it is, what it means and how to put it right; and how it is told.
+
+Not here: any looking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+EXIT_SOUND = 0
+EXIT_WARNINGS = 1
+EXIT_FATAL = 3
+"""2 is wrong input, as of every command."""
+
+
+class Severity(StrEnum):
+    OK = "ok"
+    NOTE = "note"
+    """Worth knowing; nothing to do."""
+    WARNING = "warning"
+    FATAL = "fatal"
+    """A node must not start like this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    check: str
+    """A stable name for scripts, such as `memlock`."""
+    severity: Severity
+    what: str
+    why: str = ""
+    fix: str = ""
+    fixed: bool = False
+    """Was put right just now."""
+
+
+def exit_code(findings: Sequence[Finding], *, fatal_only: bool) -> int:
+    """0 sound, 1 warnings, 3 fatal; what was put right counts no more."""
+    open_ones = {one.severity for one in findings if not one.fixed}
+    if Severity.FATAL in open_ones:
+        return EXIT_FATAL
+    if Severity.WARNING in open_ones and not fatal_only:
+        return EXIT_WARNINGS
+    return EXIT_SOUND
+
+
+def findings_document(findings: Sequence[Finding], *, node: str) -> dict[str, Any]:
+    """For machines; keys are stable."""
+    counts = {
+        severity.value: sum(one.severity is severity and not one.fixed for one in findings)
+        for severity in Severity
+    }
+    return {"node": node, "counts": counts, "findings": [asdict(one) for one in findings]}
+
+
+def findings_text(findings: Sequence[Finding], *, node: str, every: bool) -> str:
+    """For people: the worst first, with why and how; ``every`` also lists what is well."""
+    order = list(reversed(Severity))
+    lines = []
+    for one in sorted(findings, key=lambda one: (one.fixed, order.index(one.severity))):
+        if one.severity is Severity.OK and not every:
+            continue
+        word = "fixed" if one.fixed else one.severity.value
+        lines.append(f"{word:8} {one.check:14} {one.what}")
+        lines += [f"{'':23} why: {one.why}"] if one.why else []
+        lines += [f"{'':23} fix: {one.fix}"] if one.fix and not one.fixed else []
+    return "\n".join([*lines, _summary(findings, node)]) + "\n"
+
+
+def _summary(findings: Sequence[Finding], node: str) -> str:
+    def count(severity: Severity) -> int:
+        return sum(one.severity is severity and not one.fixed for one in findings)
+
+    fixed = sum(one.fixed for one in findings)
+    put_right = f", {fixed} put right" if fixed else ""
+    return (
+        f"{node}: {len(findings)} checks, {count(Severity.FATAL)} fatal, "
+        f"{count(Severity.WARNING)} warnings{put_right}."
+    )

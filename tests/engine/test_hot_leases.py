@@ -1,0 +1,191 @@
+"""Hot buffers of different sizes a request, on a running engine: same tokens, fewer misses."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversations import (
+    EngineShape,
+    Run,
+    apply,
+    build_engine,
+    converse,
+    core_of,
+    make_conversations,
+    report,
+)
+
+from hisparsed.control.engine_port import ServingCounters
+from hisparsed.control.observe import command_for, observe
+from hisparsed.engine.messages import EngineReport
+from hisparsed.policy.decide import decide
+from hisparsed.policy.memory import Memory
+from hisparsed.policy.reasons import Lever, Reason
+from hisparsed.policy.schema import Policy
+from hisparsed.policy.signals import Admission, AdmissionOrder
+
+pytestmark = pytest.mark.engine
+
+LEAST, MOST = 4, 16
+"""Hot blocks of a group: 1x and 4x of 64 rows in blocks of 16."""
+SMALL_SLAB = EngineShape(gpu_blocks=420, host_budget_bytes=20 << 20, ack_lag_steps=3)
+
+
+def conversations() -> list[Any]:
+    return make_conversations(count=8, turns=3, first=400, later=60, answer=20, seed=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("leases")
+
+
+@pytest.fixture(scope="module")
+def ample(folder: Path) -> Run:
+    engine = build_engine(folder, EngineShape())
+    apply(engine, {"offload_target_blocks": 700})
+    return converse(engine, conversations())
+
+
+def held_blocks(engine: Any) -> dict[str, int]:
+    """Hot blocks of each request; every index group must have as many."""
+    first, *others = core_of(engine).scheduler.hisparsed._hot
+    held = {name: len(blocks) for name, blocks in first.req_to_blocks.items() if blocks}
+    for manager in others:
+        assert held == {name: len(own) for name, own in manager.req_to_blocks.items() if own}
+    return held
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_leases_changed_at_random_give_the_same_tokens(
+    folder: Path, ample: Run, seed: int
+) -> None:
+    engine = build_engine(folder, SMALL_SLAB)
+    apply(engine, {"offload_target_blocks": 400, "multiplier": 2.0})
+    rng = random.Random(seed)
+    sizes: set[int] = set()
+    moves = 0
+
+    def between_steps(step: int) -> None:
+        nonlocal moves
+        held = held_blocks(engine)
+        assert all(LEAST <= blocks <= MOST for blocks in held.values())
+        sizes.update(held.values())
+        if step % 3:
+            return
+        hot = report(engine)["hot"]
+        choice = rng.random()
+        if choice < 0.1:
+            command: dict[str, Any] = {"hot_leases": {}}
+        elif choice < 0.2:
+            command = {"multiplier": rng.choice([1.5, 2.0, 3.0])}
+        else:
+            command = {"hot_leases": random_leases(rng, hot), "transition_watermark": 200}
+        apply(engine, command)
+        moves += 1
+        for name, blocks in command.get("hot_leases", {}).items():
+            assert held_blocks(engine).get(name, 0) <= blocks, "what is too much goes at once"
+
+    moved = converse(engine, conversations(), between_steps)
+    assert moved.answers == ample.answers
+    assert moves > 30
+    assert len(sizes) > 8, "sizes must really have differed"
+    assert moved.last_report["hot"]["individual_leases"] == 0, "nobody runs any more"
+
+
+def random_leases(rng: random.Random, hot: dict[str, Any]) -> dict[str, int]:
+    names = [one["request_id"] for one in hot["requests"]]
+    leases = {name: LEAST for name in names}
+    left = (hot["lease_blocks"] - LEAST) * len(names)
+    for name in rng.sample(names, len(names)):
+        more = min(left, rng.randrange(MOST - LEAST + 1))
+        leases[name] += more
+        left -= more
+    return {**leases, "ended": hot["lease_blocks"]}
+
+
+def decoding(folder: Path, *, short: int = 6, long: int = 4) -> Any:
+    """Requests of unequal need. Their prompts were here before, so they begin on the host."""
+    engine = build_engine(folder, EngineShape(gpu_blocks=1500))
+    apply(engine, {"offload_target_blocks": 400, "multiplier": 1.25})
+    core_of(engine).model_executor._hot._curves._fresh_for_s = 0.0
+    rng = random.Random(2)
+    prompts = [
+        [rng.randrange(32, 127) for _ in range(size)] for size in [900] * long + [80] * short
+    ]
+    send(engine, "before", prompts, answer=1)
+    while core_of(engine).scheduler.has_requests():
+        engine.step()
+    send(engine, "now", prompts, answer=300)
+    while len(report(engine)["hot"]["requests"]) < short + long:
+        engine.step()
+    return engine
+
+
+def send(engine: Any, name: str, prompts: list[list[int]], *, answer: int) -> None:
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
+    for index, tokens in enumerate(prompts):
+        engine.add_request(f"{name}-{index}", {"prompt_token_ids": tokens}, params)
+
+
+class Shared:
+    """A policy over an engine in this process: one tick of a second every eight steps."""
+
+    def __init__(self, engine: Any, sharing: str) -> None:
+        self.engine, self.memory = engine, Memory()
+        self.policy = Policy.model_validate(
+            {
+                "version": 1,
+                "hot": {"sharing": sharing, "window_shrink": "2s", "min": 1.0, "max": 4.0},
+            }
+        )
+        self.decisions: list[Any] = []
+
+    def run(self, steps: int) -> int:
+        """Rows that were loaded meanwhile."""
+        before = report(self.engine)["hot"]["loads"]
+        for step in range(steps):
+            if step % 8 == 0:
+                self._tick()
+            self.engine.step()
+        return int(report(self.engine)["hot"]["loads"] - before)
+
+    def _tick(self) -> None:
+        tick = len(self.decisions) + 1
+        snapshot = observe(
+            EngineReport.model_validate(report(self.engine)),
+            ServingCounters(),
+            at_s=float(tick),
+            report_age_s=0.0,
+            tick=tick,
+            policy_generation=1,
+            last_admission=Admission(AdmissionOrder.ARRIVAL, 30.0, 12, None, 1.0),
+        )
+        decision, self.memory = decide(self.policy, snapshot, self.memory)
+        self.decisions.append(decision)
+        leases = decision.commands.hot_leases
+        command = command_for(decision.commands)
+        if leases is not None and command is not None:
+            apply(self.engine, {"hot_leases": command.hot_leases})
+
+    def reasons(self) -> set[Reason]:
+        return {decision.of(Lever.MULTIPLIER).reason for decision in self.decisions}
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    f = Path(tempfile.mkdtemp())
+    for sharing in ("even", "marginal-gain"):
+        s = Shared(decoding(f), sharing)
+        print(sharing, [s.run(50) for _ in range(5)], s.reasons())
+        for d in s.decisions[::4]:
+            print("  ", d.of(Lever.MULTIPLIER).sentence)
+        for one in report(s.engine)["hot"]["requests"]:
+            print("   ", one["request_id"], one["lease_blocks"], one["target_blocks"], [(p["blocks"], round(p["misses_per_step"],1)) for p in one["curve"]])
+        print({k: v for k, v in report(s.engine)["hot"].items() if k not in ("requests", "miss_curve")})

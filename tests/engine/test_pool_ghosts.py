@@ -1,0 +1,116 @@
+"""Ghost lists on vLLM's own pools: what they foretell is what larger pools serve."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversations import EngineShape, apply, build_engine, core_of, report
+
+from hisparsed.engine.pool_ghosts import MAX_ENTRIES, sample_rate, slack_edges, step_edges
+
+pytestmark = pytest.mark.engine
+
+HOST_BLOCK_BYTES = 16_384
+PREFIX_TOKENS, CALLS = 112, 140
+
+
+class Node:
+    """An engine that serves one call after the other, with pools of given sizes."""
+
+    def __init__(self, folder: Path, *, hisparse: int, lent: int) -> None:
+        shape = EngineShape(
+            gpu_blocks=84,
+            host_budget_bytes=(hisparse + lent + 1) * HOST_BLOCK_BYTES,
+            max_num_seqs=2,
+            max_model_len=256,
+        )
+        self.engine = build_engine(folder, shape)
+        self.hit_tokens = self.calls = 0
+        command = {"offload_target_blocks": lent, "multiplier": 1.0}
+        assert apply(self.engine, command)["lent_blocks"] == lent
+
+    def serve(self, sessions: int, calls: int = CALLS) -> None:
+        """Half of all calls are of sessions that were here lately."""
+        rng = random.Random(11)
+        texts = [[rng.randrange(32, 127) for _ in range(PREFIX_TOKENS)] for _ in range(sessions)]
+        recent: list[int] = []
+        for _ in range(calls):
+            again = recent and rng.random() < 0.5
+            recent.append(rng.choice(recent[-6:]) if again else rng.randrange(sessions))
+            self._call([*texts[recent[-1]], 40, 41, 42, 43])
+
+    def _call(self, tokens: list[int]) -> None:
+        from vllm import SamplingParams
+
+        self.calls += 1
+        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        self.engine.add_request(f"r{self.calls}", {"prompt_token_ids": tokens}, params)
+        while core_of(self.engine).scheduler.has_requests():
+            self.hit_tokens += sum(
+                output.num_cached_tokens or 0 for output in self.engine.step() if output.finished
+            )
+
+    def ghosts(self, pool: str) -> dict[int, int]:
+        points = report(self.engine)["host"][f"{pool}_ghost"]
+        return {point["extra_blocks"]: point["tokens"] for point in points}
+
+    @property
+    def lists(self) -> Any:
+        return core_of(self.engine).scheduler.hisparsed.ghosts._ghosts
+
+
+def test_hisparse_ghosts_are_exactly_what_a_larger_pool_serves(tmp_path: Path) -> None:
+    small = Node(tmp_path, hisparse=70, lent=26)
+    large = Node(tmp_path, hisparse=74, lent=26)
+    small.serve(sessions=16)
+    large.serve(sessions=16)
+    gained = large.hit_tokens - small.hit_tokens
+    assert gained > 100
+    assert small.ghosts("hisparse")[4] == gained
+    assert set(small.ghosts("offload").values()) == {0}, "it holds every prefix"
+
+
+def test_offload_ghosts_are_nearly_what_a_larger_pool_serves(tmp_path: Path) -> None:
+    """Nearly: chunks are evicted a call's worth at once, and some are on the GPU too."""
+    small = Node(tmp_path, hisparse=200, lent=12)
+    large = Node(tmp_path, hisparse=200, lent=14)
+    small.serve(sessions=24)
+    large.serve(sessions=24)
+    gained = large.hit_tokens - small.hit_tokens
+    assert gained > 300
+    assert small.ghosts("offload")[2] == pytest.approx(gained, rel=0.2)
+    assert set(small.ghosts("hisparse").values()) == {0}, "it holds every prefix"
+
+
+def test_what_lending_and_recalling_take_are_ghosts_and_a_reset_forgets_them(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, hisparse=50, lent=10)
+    node.serve(sessions=5, calls=12)
+    lists = node.lists
+    assert (len(lists.hisparse), len(lists.offload)) == (0, 0)
+    idle = report(node.engine)["host"]
+    empty = idle["hisparse_idle_blocks"] - idle["hisparse_cached_blocks"]
+    apply(node.engine, {"offload_target_blocks": 10 + empty + 3})
+    assert len(lists.hisparse) == 3
+    stored = report(node.engine)["host"]["offload_stored_chunks"]
+    apply(node.engine, {"offload_target_blocks": 0})
+    assert len(lists.offload) == stored > 0
+    assert node.engine.reset_prefix_cache(reset_connector=True)
+    assert (len(lists.hisparse), len(lists.offload)) == (0, 0)
+
+
+@pytest.mark.parametrize(("budget", "chunks"), [(60, 7), (6_143, 7), (170_000, 18), (170_000, 2)])
+def test_edges_are_those_of_common_steps_and_fit_the_lists(budget: int, chunks: int) -> None:
+    for share in (0.005, 0.01, 0.02):
+        step = max(1, int(share * budget))
+        deep = step * (1 + chunks)
+        assert step in step_edges(budget)
+        assert {step, deep // 2, deep} <= set(slack_edges(budget, chunks))
+    rate = sample_rate(budget, chunks)
+    assert slack_edges(budget, chunks)[-1] * rate <= MAX_ENTRIES
+    assert step_edges(budget)[-1] * chunks * rate <= MAX_ENTRIES
+    assert (rate == 1.0) == (budget < 10_000)

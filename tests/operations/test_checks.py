@@ -1,0 +1,153 @@
+"""Each check of the doctor at its edge: what is well, what is not, and how bad it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hisparsed.operations.checks import CHECKS, GPU_IDLE_BYTES, examine
+from hisparsed.operations.findings import (
+    Finding,
+    Severity,
+    exit_code,
+    findings_document,
+    findings_text,
+)
+from hisparsed.operations.leaks import ShmFile
+from hisparsed.operations.machine import Gpu
+
+GIB = 2**30
+LEAK = Path("/dev/shm/vllm_offload_hisparse_a_dp0.mmap")  # noqa: S108 (only a name)
+H200 = 141 * GIB
+
+
+def bad(question: Any) -> dict[str, Severity]:
+    """What is not well, by check."""
+    return {one.check: one.severity for one in examine(question) if one.severity is not Severity.OK}
+
+
+def test_a_sound_machine_has_every_check_and_nothing_to_say(ask: Any) -> None:
+    findings = examine(ask())
+    assert [one.check for one in findings] == list(CHECKS)
+    assert {one.severity for one in findings} == {Severity.OK}
+    assert exit_code(findings, fatal_only=False) == 0
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        ({"available_bytes": 1536 * GIB}, {}),
+        ({"available_bytes": 1536 * GIB - 1}, {"memory": Severity.FATAL}),
+        ({"memory_bytes": 1536 * GIB - 1}, {"memory": Severity.FATAL}),
+        ({"memory_bytes": 1600 * GIB, "available_bytes": 1590 * GIB}, {"memory": Severity.WARNING}),
+        ({"shm_free_bytes": 1536 * GIB}, {}),
+        ({"shm_free_bytes": 1536 * GIB - 1}, {"shared-memory": Severity.FATAL}),
+        ({"memlock_bytes": 1536 * GIB}, {}),
+        ({"memlock_bytes": 8 * 2**20}, {"memlock": Severity.FATAL}),
+        ({"numa_free_bytes": (500 * GIB, 1000 * GIB)}, {}),
+        ({"numa_free_bytes": (499 * GIB, 1000 * GIB)}, {"numa": Severity.WARNING}),
+        ({"numa_free_bytes": (0, 1000 * GIB)}, {"numa": Severity.WARNING}),
+        ({"numa_free_bytes": (1000 * GIB,)}, {}),
+        ({"huge_pages": "always"}, {}),
+        ({"huge_pages": "never"}, {"huge-pages": Severity.NOTE}),
+        ({"gpus": (Gpu("H200", H200, 0, 0),) * 7}, {"gpus": Severity.FATAL}),
+        ({"gpus": (Gpu("H200", H200, GPU_IDLE_BYTES, 0),) * 8}, {}),
+        ({"gpus": (Gpu("H200", H200, GPU_IDLE_BYTES + 1, 0),) * 8}, {"gpus": Severity.WARNING}),
+        ({"gpus": (Gpu("H200", H200, 0, 1),) * 8}, {"gpus": Severity.WARNING}),
+        ({"taken_ports": ("api.port: taken",)}, {"ports": Severity.FATAL}),
+        ({"daemon_answers": True, "taken_ports": ("x",)}, {"daemon": Severity.FATAL}),
+        ({"state_trouble": "state_dir: no"}, {"daemon": Severity.FATAL}),
+        ({"vllm": None}, {"vllm": Severity.FATAL}),
+        ({"vllm": "0.29.0"}, {"vllm": Severity.FATAL}),
+        ({"vllm": "0.30.0"}, {}),
+        ({"disk_free_bytes": 512 * 2**20}, {}),
+        ({"disk_free_bytes": 512 * 2**20 - 1}, {"journal-disk": Severity.WARNING}),
+        ({"unix_s": 998_999.0}, {"clock": Severity.WARNING}),
+        ({"clock_kept": False}, {"clock": Severity.NOTE}),
+        ({"clock_kept": None}, {}),
+        ({"dead_folder": Path("/tmp/hisparsed-run-a")}, {"dead-daemon": Severity.NOTE}),  # noqa: S108
+        ({"offload_files": (ShmFile(LEAK, GIB, True),)}, {}),
+        ({"offload_files": (ShmFile(LEAK, GIB, False),)}, {"leaked-memory": Severity.WARNING}),
+        ({"offload_files": (ShmFile(LEAK, GIB, None),)}, {"leaked-memory": Severity.WARNING}),
+    ],
+    ids=str,
+)
+def test_a_check_at_its_edge(
+    ask: Any, machine: dict[str, Any], expected: dict[str, Severity]
+) -> None:
+    assert bad(ask(machine)) == expected
+
+
+def test_a_reference_node_is_not_asked_for_what_only_pinning_needs(ask: Any) -> None:
+    machine = {
+        "gpus": (),
+        "memlock_bytes": 0,
+        "shm_free_bytes": 0,
+        "kernel": "6.12.1",
+        "numa_free_bytes": (0, GIB),
+        "huge_pages": "never",
+    }
+    assert bad(ask(machine, kind="reference", node="reference", host_budget="64MiB")) == {}
+
+
+def test_one_rank_keeps_its_pool_to_itself(ask: Any) -> None:
+    machine = {"shm_free_bytes": 0}
+    assert bad(ask(machine, engine_args={"tensor_parallel_size": 1})) == {}
+
+
+def test_every_finding_says_what_why_and_how(ask: Any) -> None:
+    machine = {
+        "available_bytes": 0,
+        "shm_free_bytes": 0,
+        "memlock_bytes": 0,
+        "gpus": (),
+        "vllm": "0.1",
+        "numa_free_bytes": (0, GIB),
+        "offload_files": (ShmFile(LEAK, GIB, None),),
+        "disk_free_bytes": 0,
+        "clock_kept": False,
+    }
+    found = [one for one in examine(ask(machine)) if one.severity is not Severity.OK]
+    assert len(found) == 9
+    for one in found:
+        assert one.what, one.check
+        assert one.why, one.check
+        assert one.fix, one.check
+
+
+def finding(severity: Severity, *, fixed: bool = False) -> Finding:
+    return Finding("memlock", severity, "what it is", "why it matters", "how to fix", fixed)
+
+
+@pytest.mark.parametrize(
+    ("severities", "strict", "fatal_only"),
+    [
+        ([], 0, 0),
+        ([Severity.OK, Severity.NOTE], 0, 0),
+        ([Severity.WARNING], 1, 0),
+        ([Severity.WARNING, Severity.FATAL], 3, 3),
+    ],
+)
+def test_exit_codes(severities: list[Severity], strict: int, fatal_only: int) -> None:
+    findings = [finding(severity) for severity in severities]
+    assert exit_code(findings, fatal_only=False) == strict
+    assert exit_code(findings, fatal_only=True) == fatal_only
+
+
+def test_what_was_put_right_counts_no_more() -> None:
+    findings = [finding(Severity.WARNING, fixed=True)]
+    assert exit_code(findings, fatal_only=False) == 0
+    assert findings_document(findings, node="n")["counts"]["warning"] == 0
+    assert "fix:" not in findings_text(findings, node="n", every=False)
+
+
+def test_the_worst_comes_first_and_what_is_well_on_request() -> None:
+    findings = [finding(Severity.OK), finding(Severity.WARNING), finding(Severity.FATAL)]
+    text = findings_text(findings, node="cuda node", every=False)
+    words = [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
+    assert words == ["fatal", "warning", "cuda"]
+    assert text.splitlines()[1].strip() == "why: why it matters"
+    assert text.splitlines()[-1] == "cuda node: 3 checks, 1 fatal, 1 warnings."
+    assert "ok       memlock" in findings_text(findings, node="n", every=True)

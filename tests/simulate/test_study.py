@@ -1,0 +1,68 @@
+"""The study: experiments are commands, tables go where the document has their marks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hisparsed.errors import UserError
+from hisparsed.simulate.policies import choose_policy
+from hisparsed.simulate.study import EXPERIMENTS, Experiment, markdown, results_of, with_table
+from hisparsed.simulate.summary import PolicyResult
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "study.md"
+RESULT = PolicyResult(
+    name="stock",
+    users=8,
+    seed=0,
+    sessions=3,
+    calls=10,
+    calls_per_hour=120.0,
+    throughput=5.0,
+    goodput=100.0,
+    prefix_hit_tokens=900,
+    recomputed_tokens=100,
+    preemptions=0,
+    occupancy=2.0,
+    waiting=0.0,
+    ttft_p50_s=0.1,
+    ttft_p99_s=2.0,
+    itl_p50_s=0.01,
+    load=0.5,
+    link_use=0.1,
+    moves=0,
+    refused=0,
+    failed=0,
+    steps=7,
+)
+EXPERIMENT = Experiment("one", ("stock",), ("--trace", "{traces}/a.gz"))
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
+def test_every_experiment_has_known_policies_and_a_place(experiment: Experiment) -> None:
+    for policy in experiment.policies:
+        choose_policy(policy)
+    assert with_table(DOCUMENT.read_text("utf-8"), experiment.name, "here\n")
+
+
+def test_a_table_replaces_the_one_before_and_nothing_else() -> None:
+    document = "before\n<!-- table one -->\nold\n<!-- end one -->\nafter\n"
+    once = with_table(document, "one", "new\n")
+    assert once == "before\n<!-- table one -->\nnew\n<!-- end one -->\nafter\n"
+    assert with_table(once, "one", "new\n") == once
+    with pytest.raises(UserError, match="no <!-- table two -->"):
+        with_table(document, "two", "new\n")
+
+
+def test_a_table_shows_the_command_without_the_place_of_the_traces() -> None:
+    text = markdown(EXPERIMENT, [RESULT])
+    assert "`hisparsed simulate --trace TRACES/a.gz --policy stock`" in text
+    assert "| `stock` | 8 | 3 | 120 |" in text
+
+
+def test_results_that_are_there_are_not_run_again(tmp_path: Path) -> None:
+    document = {"policies": [RESULT.model_dump()]}
+    (tmp_path / "one.json").write_text(json.dumps(document))
+    assert results_of(EXPERIMENT, "nowhere", tmp_path) == [RESULT]
