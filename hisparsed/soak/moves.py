@@ -7,10 +7,10 @@ what it is asked for, so targets beyond floors and budgets are drawn too.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from hisparsed.engine.messages import AdmissionCommand, EngineCommand, EngineReport
+from hisparsed.engine.messages import AdmissionCommand, EngineCommand, EngineReport, HotReport
 
 _RESET_SHARE = 0.04
 _MULTIPLIERS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
@@ -35,8 +35,9 @@ class Moves:
         self._geometry = report.geometry
         self._can_release = report.host.release == "possible"
 
-    def next(self, requests: Sequence[str] = ()) -> Move:
-        """One move; most change one or two levers. ``requests`` may get leases of their own."""
+    def next(self, hot: HotReport | None = None) -> Move:
+        """One move; most change one or two levers. ``hot`` names requests that can have leases
+        of their own, as of the last report."""
         rng = self._rng
         if rng.random() < _RESET_SHARE:
             return Reset(running=rng.random() < 0.5, connector=rng.random() < 0.5)
@@ -51,8 +52,8 @@ class Moves:
         }
         if self._can_release:
             draws["release_reserve"] = (0.1, lambda: rng.random() < 0.5)
-        if requests:
-            draws["hot_leases"] = (0.2, lambda: self._leases(requests))
+        if hot is not None and hot.requests:
+            draws["hot_leases"] = (0.2, lambda: self._leases(hot))
         while not fields:
             for name, (share, draw) in draws.items():
                 if rng.random() < share:
@@ -71,9 +72,21 @@ class Moves:
     def _reserve_blocks(self) -> int:
         return self._rng.choice((0, 0, self._rng.randrange(self._geometry.budget_blocks)))
 
-    def _leases(self, requests: Sequence[str]) -> dict[str, int]:
-        most = self._geometry.max_lease_blocks
-        return {name: self._rng.randint(1, most) for name in requests if self._rng.random() < 0.6}
+    def _leases(self, hot: HotReport) -> dict[str, int]:
+        """What one request gets more another gets less; at times all are made equal again."""
+        if self._rng.random() < 0.2:
+            return {}
+        geometry, even = self._geometry, hot.lease_blocks
+        least = -(-geometry.topk // geometry.block_tokens)
+        names = [one.request_id for one in hot.requests]
+        self._rng.shuffle(names)
+        leases: dict[str, int] = {}
+        for more, less in zip(names[::2], names[1::2], strict=False):
+            shift = self._rng.randint(
+                0, max(0, min(even - least, geometry.max_lease_blocks - even))
+            )
+            leases |= {more: even + shift, less: even - shift}
+        return leases
 
     def _watermark(self) -> int | str:
         blocks = self._geometry.gpu_blocks

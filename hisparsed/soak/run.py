@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from hisparsed.engine.messages import EngineCommand
+from hisparsed.engine.messages import AdmissionCommand, EngineCommand
 from hisparsed.soak.engine import Answer, Engine, VirtualClock
 from hisparsed.soak.moves import Move, Moves, Reset
 from hisparsed.soak.oracle import Difference, Oracle, Sample
@@ -90,11 +90,14 @@ class Soak:
             self._send()
             self._cancel()
             if self._moving() and self.clock.now_s >= self._next_move_s:
-                self._move(self._moves.next(self._leased()))
+                self._move(self._moves.next(self.tally.last.hot if self.tally.last else None))
                 self._next_move_s = self.clock.now_s + self._moves.pause_s(
                     self.settings.moves_every_s
                 )
             self._step()
+        if self._open and not self._dead:
+            # The last random limit may be one call at a time.
+            self._apply(EngineCommand(admission=AdmissionCommand()))
         while self._open and not self._dead:
             self._step()
         self._settle()
@@ -126,11 +129,6 @@ class Soak:
             self.engine.abort(request_id)
             self._sample(cut)
             self.traffic.cancelled(cut.call, self.clock.now_s)
-
-    def _leased(self) -> list[str]:
-        """Requests whose hot buffers can differ, as of the last report."""
-        last = self.tally.last
-        return [one.request_id for one in last.hot.requests] if last is not None else []
 
     def _move(self, move: Move) -> None:
         began_s = self.busy_s()

@@ -60,9 +60,7 @@ def held_blocks(engine: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_leases_changed_at_random_give_the_same_tokens(
-    folder: Path, ample: Run, seed: int
-) -> None:
+def test_leases_changed_at_random_give_the_same_tokens(folder: Path, ample: Run, seed: int) -> None:
     engine = build_engine(folder, SMALL_SLAB)
     apply(engine, {"offload_target_blocks": 400, "multiplier": 2.0})
     rng = random.Random(seed)
@@ -98,7 +96,7 @@ def test_leases_changed_at_random_give_the_same_tokens(
 
 def random_leases(rng: random.Random, hot: dict[str, Any]) -> dict[str, int]:
     names = [one["request_id"] for one in hot["requests"]]
-    leases = {name: LEAST for name in names}
+    leases = dict.fromkeys(names, LEAST)
     left = (hot["lease_blocks"] - LEAST) * len(names)
     for name in rng.sample(names, len(names)):
         more = min(left, rng.randrange(MOST - LEAST + 1))
@@ -177,15 +175,77 @@ class Shared:
         return {decision.of(Lever.MULTIPLIER).reason for decision in self.decisions}
 
 
-if __name__ == "__main__":
-    import tempfile
+def test_sharing_by_gain_loads_far_fewer_rows_than_even_shares(folder: Path) -> None:
+    """Six short requests need little of their buffers; four long ones miss without more."""
+    even, shared = Shared(decoding(folder), "even"), Shared(decoding(folder), "marginal-gain")
+    assert even.run(100) > 0
+    shared.run(100)
+    assert Reason.SHARED_BY_GAIN in shared.reasons()
+    assert Reason.SHARED_BY_GAIN not in even.reasons()
+    assert shared.run(150) < 0.6 * even.run(150)
+    assert sum(held_blocks(shared.engine).values()) <= sum(held_blocks(even.engine).values())
+    hot = report(shared.engine)["hot"]
+    assert hot["individual_leases"] >= 4
+    apply(shared.engine, {"hot_leases": {}})
+    assert report(shared.engine)["hot"]["individual_leases"] == 0
+    shared.engine.step()
+    assert set(held_blocks(shared.engine).values()) == {hot["lease_blocks"]}
 
-    f = Path(tempfile.mkdtemp())
-    for sharing in ("even", "marginal-gain"):
-        s = Shared(decoding(f), sharing)
-        print(sharing, [s.run(50) for _ in range(5)], s.reasons())
-        for d in s.decisions[::4]:
-            print("  ", d.of(Lever.MULTIPLIER).sentence)
-        for one in report(s.engine)["hot"]["requests"]:
-            print("   ", one["request_id"], one["lease_blocks"], one["target_blocks"], [(p["blocks"], round(p["misses_per_step"],1)) for p in one["curve"]])
-        print({k: v for k, v in report(s.engine)["hot"].items() if k not in ("requests", "miss_curve")})
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Any:
+    return decoding(folder, short=2, long=1)
+
+
+def named(engine: Any) -> list[str]:
+    return sorted(one["request_id"] for one in report(engine)["hot"]["requests"])
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        ((3, 5, 5), "3 blocks for request now-0.*has 4 to 16 blocks"),
+        ((17, 4, 4), "17 blocks for request now-0"),
+        ((6, 5, 5), "16 blocks for 3 requests, more than the 15 .*5 each"),
+    ],
+)
+def test_leases_that_the_node_cannot_give_are_refused_whole(
+    running: Any, blocks: tuple[int, ...], words: str
+) -> None:
+    before = held_blocks(running)
+    leases = dict(zip(named(running), blocks, strict=True))
+    with pytest.raises(ValueError, match=words):
+        apply(running, {"hot_leases": leases, "offload_target_blocks": 7})
+    assert held_blocks(running) == before
+    assert report(running)["host"]["offload_target_blocks"] == 400
+
+
+def test_a_new_multiplier_ends_leases_of_their_own(running: Any) -> None:
+    first, second, third = named(running)
+    apply(running, {"hot_leases": {first: 7, second: 4, third: 4}})
+    assert report(running)["hot"]["individual_leases"] == 3
+    apply(running, {"hot_leases": {second: 5, third: 5, "ended": 4}})
+    targets = {
+        one["request_id"]: one["target_blocks"] for one in report(running)["hot"]["requests"]
+    }
+    assert targets == {first: 7, second: 5, third: 5}, "who is not named keeps its own"
+    apply(running, {"multiplier": 1.25})
+    assert report(running)["hot"]["individual_leases"] == 0
+    assert set(held_blocks(running).values()) == {5, 4}, "smaller at once, larger as it runs"
+    running.step()
+    assert set(held_blocks(running).values()) == {5}
+
+
+def test_a_curve_is_in_whole_blocks_of_legal_leases_and_falls(running: Any) -> None:
+    apply(running, {"multiplier": 1.25, "hot_leases": {}})
+    for _ in range(60):
+        running.step()
+    hot = report(running)["hot"]
+    curves = [one["curve"] for one in hot["requests"]]
+    assert all(curves)
+    for curve in curves:
+        blocks = [point["blocks"] for point in curve]
+        misses = [point["misses_per_step"] for point in curve]
+        assert blocks == sorted(set(blocks))
+        assert (blocks[0], blocks[-1] <= MOST, len(blocks) <= 12) == (LEAST, True, True)
+        assert misses == sorted(misses, reverse=True)

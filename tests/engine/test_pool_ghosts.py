@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conversations import EngineShape, apply, build_engine, core_of, report
 
+from hisparsed.control.engine_port import ServingCounters
+from hisparsed.control.observe import observe
+from hisparsed.engine.messages import EngineReport
 from hisparsed.engine.pool_ghosts import MAX_ENTRIES, sample_rate, slack_edges, step_edges
+from hisparsed.policy.decide import decide
+from hisparsed.policy.memory import Memory
+from hisparsed.policy.reasons import Lever, Reason
+from hisparsed.policy.schema import Policy
+from hisparsed.policy.signals import Admission, AdmissionOrder
 
 pytestmark = pytest.mark.engine
 
@@ -20,27 +29,29 @@ PREFIX_TOKENS, CALLS = 112, 140
 class Node:
     """An engine that serves one call after the other, with pools of given sizes."""
 
-    def __init__(self, folder: Path, *, hisparse: int, lent: int) -> None:
+    def __init__(self, folder: Path, *, hisparse: int, lent: int, gpu_blocks: int = 84) -> None:
         shape = EngineShape(
-            gpu_blocks=84,
+            gpu_blocks=gpu_blocks,
             host_budget_bytes=(hisparse + lent + 1) * HOST_BLOCK_BYTES,
             max_num_seqs=2,
             max_model_len=256,
         )
         self.engine = build_engine(folder, shape)
         self.hit_tokens = self.calls = 0
+        self.after_call: Callable[[], None] = lambda: None
         command = {"offload_target_blocks": lent, "multiplier": 1.0}
         assert apply(self.engine, command)["lent_blocks"] == lent
 
-    def serve(self, sessions: int, calls: int = CALLS) -> None:
-        """Half of all calls are of sessions that were here lately."""
+    def serve(self, sessions: int, calls: int = CALLS, lately: float = 0.5) -> None:
+        """``lately``: share of calls of sessions that were here a few calls ago."""
         rng = random.Random(11)
         texts = [[rng.randrange(32, 127) for _ in range(PREFIX_TOKENS)] for _ in range(sessions)]
         recent: list[int] = []
         for _ in range(calls):
-            again = recent and rng.random() < 0.5
+            again = recent and rng.random() < lately
             recent.append(rng.choice(recent[-6:]) if again else rng.randrange(sessions))
             self._call([*texts[recent[-1]], 40, 41, 42, 43])
+            self.after_call()
 
     def _call(self, tokens: list[int]) -> None:
         from vllm import SamplingParams
@@ -114,3 +125,66 @@ def test_edges_are_those_of_common_steps_and_fit_the_lists(budget: int, chunks: 
     assert slack_edges(budget, chunks)[-1] * rate <= MAX_ENTRIES
     assert step_edges(budget)[-1] * chunks * rate <= MAX_ENTRIES
     assert (rate == 1.0) == (budget < 10_000)
+
+
+class Governed:
+    """A policy that decides a node's split after every call; a call takes a second."""
+
+    def __init__(self, node: Node, strategy: str) -> None:
+        self.node, self.memory = node, Memory()
+        self.policy = Policy.model_validate(
+            {
+                "version": 1,
+                "rebalance": {
+                    "strategy": strategy,
+                    "window": "40s",
+                    "step": "2%",
+                    "dead_band": {"relative": "1%", "absolute": 0},
+                    "marginal": {"least_gain": 20},
+                    "cool_down": "10s",
+                    "cool_down_towards_safety": "1s",
+                    "hold_off": "1s",
+                },
+            }
+        )
+        self.targets: list[int] = []
+        self.reasons: set[Reason] = set()
+        node.after_call = self._tick
+
+    def _tick(self) -> None:
+        node = self.node
+        prompt = node.calls * (PREFIX_TOKENS + 4)
+        snapshot = observe(
+            EngineReport.model_validate(report(node.engine)),
+            ServingCounters(
+                prompt_tokens=prompt, prefix_query_tokens=prompt, prefix_hit_tokens=node.hit_tokens
+            ),
+            at_s=float(node.calls),
+            report_age_s=0.0,
+            tick=node.calls,
+            policy_generation=1,
+            last_admission=Admission(AdmissionOrder.ARRIVAL, 30.0, 2, None, 1.0),
+        )
+        decision, self.memory = decide(self.policy, snapshot, self.memory)
+        split = decision.of(Lever.SPLIT)
+        self.reasons.add(split.reason)
+        self.targets.append(int(split.wanted))
+        print(split.sentence) if self.targets[-1:]!=self.targets[-2:-1] or node.calls%20==0 else 0
+        target = decision.commands.offload_target_blocks
+        if target is not None:
+            apply(node.engine, {"offload_target_blocks": target})
+
+
+def test_marginal_value_takes_what_the_offload_pool_does_not_need(tmp_path: Path) -> None:
+    """The GPU holds every indexer page here, which equal reach cannot know."""
+    governed = {
+        strategy: Governed(Node(tmp_path, hisparse=132, lent=26, gpu_blocks=700), strategy)
+        for strategy in ("equal-reach", "marginal-value")
+    }
+    for one in governed.values():
+        one.node.serve(sessions=24, calls=160, lately=0.0)
+    plain, measured = governed["equal-reach"], governed["marginal-value"]
+    print(plain.targets[-1], measured.targets[-1], plain.node.hit_tokens, measured.node.hit_tokens)
+    assert Reason.HISPARSE_WORTH_MORE in measured.reasons
+    assert measured.targets[-1] < plain.targets[-1]
+    assert measured.node.hit_tokens > plain.node.hit_tokens

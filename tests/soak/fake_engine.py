@@ -29,7 +29,7 @@ GEOMETRY: dict[str, Any] = {
     "budget_blocks": 1000,
     "floor_blocks": 66,
     "max_model_len": 1024,
-    "topk": 16,
+    "topk": 32,
     "decode_query_len": 1,
     "gpu_blocks": 321,
     "hot_groups": 1,

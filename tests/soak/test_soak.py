@@ -49,7 +49,7 @@ def test_random_moves_lose_nothing(first: Soak) -> None:
     assert first.differences == []
     assert tally.stuck == 0
     assert first.clean
-    assert tally.moves > 100
+    assert tally.moves > 60
     assert tally.requests > 20
     assert first.oracle.verified > 10
     assert first.traffic.cancels > 3
