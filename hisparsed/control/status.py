@@ -70,6 +70,8 @@ class PoolStatus(_Part):
     reach_tokens: int
     target_blocks: int
     capacity_blocks: int
+    ghost_tokens_total: int | None = None
+    """Tokens that 1 % of the budget more would have served; ``None`` without a ghost list."""
 
 
 class PoolsStatus(_Part):
@@ -107,6 +109,13 @@ class RequestsStatus(_Part):
     none: int
     preemptions_total: int
     finished_total: int
+    oldest_wait_s: float | None = None
+    """``None`` while none waits."""
+    refused_total: int | None = None
+    """Calls that an admission limit refused; ``None`` where nobody counts them."""
+    stalls_total: int = 0
+    stalls_resolved_total: int = 0
+    stalls_given_up_total: int = 0
 
 
 class HotStatus(_Part):
@@ -121,6 +130,8 @@ class HotStatus(_Part):
     h2d_bytes_total: int
     miss_curve: list[MissCurvePoint]
     """Predicted misses by multiplier; empty where the node does not measure them."""
+    individual_leases: int = 0
+    """Running requests whose lease is not the multiplier's."""
 
 
 class GpuStatus(_Part):
@@ -131,6 +142,8 @@ class GpuStatus(_Part):
     resident_blocks: int
     hot_blocks: int
     waiting_for_blocks: bool
+    head_need_blocks: int | None = None
+    """What the head of the queue was last refused for; ``None`` where nothing was."""
 
 
 class AdmissionStatus(_Part):

@@ -18,11 +18,16 @@ from hisparsed.control.status import (
     WatermarkStatus,
 )
 from hisparsed.engine.messages import EngineReport
+from hisparsed.policy.bounds import step_blocks
 from hisparsed.policy.decisions import Decision
+from hisparsed.policy.memory import served_with
 from hisparsed.policy.reach import live_load, reach_now
 from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Snapshot
+from hisparsed.policy.signals import Geometry, GhostPoint, Snapshot
+
+GHOST_STEP = 0.01
+"""Share of the budget for which status and metrics show what ghost lists foretell."""
 
 
 def observed_status(
@@ -56,6 +61,11 @@ def observed_status(
             none=requests.none,
             preemptions_total=requests.preemptions,
             finished_total=requests.finished,
+            oldest_wait_s=requests.oldest_wait_s,
+            refused_total=serving.refused,
+            stalls_total=requests.stalls_found,
+            stalls_resolved_total=requests.stalls_resolved,
+            stalls_given_up_total=requests.stalls_given_up,
         ),
         hot=HotStatus(
             multiplier=hot.multiplier,
@@ -68,6 +78,7 @@ def observed_status(
             loads_total=hot.loads,
             h2d_bytes_total=hot.h2d_bytes,
             miss_curve=hot.miss_curve,
+            individual_leases=hot.individual_leases,
         ),
         gpu=GpuStatus(
             total_blocks=snapshot.gpu.total_blocks,
@@ -75,6 +86,7 @@ def observed_status(
             resident_blocks=report.gpu_resident_blocks,
             hot_blocks=hot.leased_blocks,
             waiting_for_blocks=snapshot.gpu.waiting_for_blocks,
+            head_need_blocks=snapshot.gpu.head_need_blocks,
         ),
         admission=AdmissionStatus(
             order=admission.order,
@@ -117,6 +129,7 @@ def pools_status(snapshot: Snapshot) -> PoolsStatus:
             reach_tokens=reach.hisparse_tokens,
             target_blocks=hisparse.target_blocks,
             capacity_blocks=hisparse.capacity_blocks,
+            ghost_tokens_total=_ghost_tokens(snapshot.geometry, hisparse.ghost),
         ),
         offload=PoolStatus(
             target_bytes=offload.target_blocks * block,
@@ -126,6 +139,7 @@ def pools_status(snapshot: Snapshot) -> PoolsStatus:
             reach_tokens=reach.offload_tokens,
             target_blocks=offload.target_blocks,
             capacity_blocks=offload.lent_blocks,
+            ghost_tokens_total=_ghost_tokens(snapshot.geometry, offload.ghost),
         ),
         pending_bytes=snapshot.pending_blocks * block,
         draining_bytes=snapshot.draining_blocks * block,
@@ -162,6 +176,11 @@ def _sessions(snapshot: Snapshot) -> SessionsStatus:
         min_reach_tokens=reach.min_tokens,
         coverage=1 / load if load > 0 else None,
     )
+
+
+def _ghost_tokens(geometry: Geometry, points: tuple[GhostPoint, ...]) -> int | None:
+    tokens = served_with(points, step_blocks(geometry, GHOST_STEP))
+    return None if tokens is None else int(tokens)
 
 
 def _mean(total: float, count: int) -> float | None:

@@ -14,6 +14,7 @@ from hisparsed.control.status import (
     PolicyStatus,
     PoolsStatus,
     PoolStatus,
+    RequestsStatus,
     Status,
 )
 from hisparsed.policy.schedules import Scalar
@@ -79,7 +80,13 @@ def _observed(observed: Observed, status: Status) -> Iterator[str]:
         f"requests   {requests.running} running ({requests.full} full, {requests.mixed} mixed, "
         f"{requests.none} no residency), {requests.waiting} waiting, {requests.held_back} held "
         f"back, {requests.preemptions_total} preempted, {requests.finished_total} finished"
+        f"{_waits(requests)}"
     )
+    if requests.stalls_total:
+        yield (
+            f"  STALLS   {requests.stalls_total} found, {requests.stalls_resolved_total} resolved, "
+            f"{requests.stalls_given_up_total} calls given up"
+        )
     sessions = observed.sessions
     coverage = "nothing idle" if sessions.coverage is None else f"{sessions.coverage:.2f}"
     yield (
@@ -88,6 +95,8 @@ def _observed(observed: Observed, status: Status) -> Iterator[str]:
     )
     gpu = observed.gpu
     short = "; requests wait for blocks" if gpu.waiting_for_blocks else ""
+    if gpu.head_need_blocks is not None:
+        short += f"; the next one needs {gpu.head_need_blocks:,}"
     yield f"gpu        {gpu.free_blocks:,} of {gpu.total_blocks:,} blocks free{short}"
     yield f"hot        {_hot(observed.hot)}"
     admission = observed.admission
@@ -109,6 +118,15 @@ def _observed(observed: Observed, status: Status) -> Iterator[str]:
     )
 
 
+def _waits(requests: RequestsStatus) -> str:
+    words = ""
+    if requests.oldest_wait_s is not None:
+        words += f", the oldest waits {format_duration(round(requests.oldest_wait_s))}"
+    if requests.refused_total:
+        words += f", {requests.refused_total} refused by a limit"
+    return words
+
+
 def _pools(pools: PoolsStatus) -> Iterator[str]:
     yield (
         f"pools      {format_bytes(pools.budget_bytes)} host budget, pending "
@@ -119,6 +137,12 @@ def _pools(pools: PoolsStatus) -> Iterator[str]:
         yield (
             f"  {name:8} [{bar(pool)}] {format_bytes(pool.capacity_bytes)}, target "
             f"{format_bytes(pool.target_bytes)}, reach {pool.reach_tokens:,} tokens"
+        )
+    hisparse, offload = pools.hisparse.ghost_tokens_total, pools.offload.ghost_tokens_total
+    if hisparse is not None and offload is not None:
+        yield (
+            f"  ghosts   1% more would have served {hisparse:,} tokens in hisparse, {offload:,} in "
+            "offload so far"
         )
     if pools.reserve_bytes or pools.reserve_target_bytes:
         yield (
@@ -143,10 +167,11 @@ def _cells(share: float, cells: int) -> int:
 def _hot(hot: HotStatus) -> str:
     host_rows = hot.references_total - hot.resident_total
     hits = f", {format_fraction(round(hot.hits_total / host_rows, 3))} hits" if host_rows else ""
+    own = f", {hot.individual_leases} requests by their own misses" if hot.individual_leases else ""
     return (
         f"{hot.multiplier:g}x for the next lease ({hot.lease_blocks} blocks a group), "
         f"{hot.leased_requests} requests lease {hot.leased_blocks} blocks{hits}, "
-        f"{format_bytes(hot.h2d_bytes_total)} loaded"
+        f"{format_bytes(hot.h2d_bytes_total)} loaded{own}"
     )
 
 

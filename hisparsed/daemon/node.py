@@ -188,6 +188,7 @@ class RunningNode:
         )
         gate = Gate(app, door=door, metrics_page=page)
         context = engine.llm.context_limit
+        engine.refused_calls = lambda: gate.counters.refused_session + context.refused
         parts.metrics.registry.register(GateCollector(gate, context))
         loop = parts.make_loop(self._engine, lambda admission: _limit(door, context, admission))
         self._install_signals()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hisparsed.control.engine_port import EngineGone, ServingCounters
@@ -29,6 +31,8 @@ class EngineHandle:
         self.waiting_calls = 0
         self.room_for_calls = 0
         """Calls that could have started running at once."""
+        self.refused_calls: Callable[[], int] | None = None
+        """Counts calls that an admission limit refused; set by who enforces the limits."""
 
     def is_alive(self) -> bool:
         return not self.llm.errored
@@ -50,7 +54,8 @@ class EngineHandle:
 
     def serving(self) -> ServingCounters:
         counters: ServingCounters = self._stat_logger.counters()
-        return counters
+        refused = self.refused_calls
+        return counters if refused is None else replace(counters, refused=refused())
 
     def unfinished_requests(self) -> int:
         return int(self.llm.get_num_unfinished_requests())

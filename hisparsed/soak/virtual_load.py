@@ -179,7 +179,7 @@ class _Serving:
             if not one.answered and one.sent_s >= self._measured_from_s
         ]
         self._served.order_changes = self._policy.order_changes
-        self._served.held_first_share = self._held_first_s / self._load.measured_s
+        self._served.held_first_share = min(1.0, self._held_first_s / self._load.measured_s)
         self._finish_open()
         return self._served
 

@@ -28,6 +28,7 @@ from hisparsed.engine.messages import (
     EngineCommand,
     EngineReport,
     GeometryReport,
+    GhostReport,
     HostReport,
     HotReport,
     RequestsReport,
@@ -90,12 +91,13 @@ class FakeEngine:
         self.counters = ServingCounters()
         self.before_report: Callable[[], None] = lambda: None
         self.changes: dict[str, Any] = {}
+        self.reserve, self.releasing = 0, False
 
     async def report(self) -> EngineReport:
         self.before_report()
         if self.report_trouble:
             raise self.report_trouble.pop(0)
-        capacity = BUDGET - self.target
+        capacity = BUDGET - self.target - self.reserve
         report = EngineReport(
             monotonic_s=0.0,
             steps=7,
@@ -130,8 +132,15 @@ class FakeEngine:
                 offload_stored_chunks=40,
                 offload_in_flight_chunks=10,
                 head_need_blocks=0,
+                reserve_target_blocks=self.reserve,
+                reserve_blocks=self.reserve,
+                release="possible",
+                release_wanted=self.releasing,
+                hisparse_ghost=[GhostReport(extra_blocks=10, tokens=320)],
+                offload_ghost=[GhostReport(extra_blocks=10, tokens=0)],
             ),
             gpu_free_blocks=60,
+            gpu_head_need_blocks=75,
             waiting_for_blocks=False,
             requests=RequestsReport(
                 running=3,
@@ -142,6 +151,10 @@ class FakeEngine:
                 preemptions=2,
                 finished=9,
                 held_back=0,
+                oldest_wait_s=4.0,
+                stalls_found=2,
+                stalls_resolved=1,
+                stalls_given_up=1,
             ),
             hot=HotReport(
                 multiplier=self.multiplier,
@@ -173,6 +186,10 @@ class FakeEngine:
             raise self.apply_trouble.pop(0)
         if command.offload_target_blocks is not None:
             self.target = min(command.offload_target_blocks, BUDGET - FLOOR)
+        if command.reserve_target_blocks is not None:
+            self.reserve = command.reserve_target_blocks
+        if command.release_reserve is not None:
+            self.releasing = command.release_reserve
         if command.multiplier is not None:
             self.multiplier = command.multiplier
         if command.admission is not None:
@@ -185,6 +202,8 @@ class FakeEngine:
         return ApplyResult(
             offload_target_blocks=self.target,
             lent_blocks=self.target,
+            reserve_target_blocks=self.reserve,
+            reserve_blocks=self.reserve,
             multiplier=self.multiplier,
             lease_blocks=int(self.multiplier * 4),
             transition_watermark=self.watermark,

@@ -10,9 +10,10 @@ import pytest
 
 from hisparsed.control.engine_port import EngineGone
 from hisparsed.control.status import Lifecycle
+from hisparsed.engine.messages import LeasePointReport, RequestHotReport
 from hisparsed.errors import UserError
 from hisparsed.policy.reasons import Lever, Reason
-from hisparsed.policy.signals import AdmissionOrder
+from hisparsed.policy.signals import AdmissionOrder, Reserve
 
 
 def last_reasons(node: Any) -> dict[Lever, Reason]:
@@ -287,3 +288,56 @@ async def test_a_reloaded_policy_counts_from_the_next_tick(node: Any) -> None:
     record = node.journal.ticks[-1]
     assert record.decision.policy_generation == 2
     assert set(last_reasons(node).values()) == {Reason.OFF}
+
+
+async def test_a_reserve_is_put_in_force_and_its_memory_released_when_the_policy_says(
+    node: Any,
+) -> None:
+    await node.loop.start()
+    await node.ticks(2)
+    document = node.policy_path.read_text()
+    reserve = "pools:\n  reserve: 5%\n  release_reserve: true\n"
+    node.policy_path.write_text(document.replace("pools:\n", reserve))
+    node.operator.reload(actor="ann")
+    await node.ticks(2)
+    command = node.engine.commands[-1]
+    assert (command.reserve_target_blocks, command.release_reserve) == (50, True)
+    assert (node.engine.reserve, node.engine.releasing) == (50, True)
+    confirmed = node.journal.ticks[-1].confirmed
+    assert confirmed is not None
+    assert confirmed.differences == ()
+    assert node.journal.ticks[-1].snapshot.reserve == Reserve(50, 50, True, True)
+    await node.ticks(3)
+    assert node.engine.commands[-1] is command, "nothing is sent twice"
+
+
+async def test_leases_of_their_own_reach_the_engine_and_end_with_the_policy(node: Any) -> None:
+    def hot(blocks: int, misses: tuple[float, float, float]) -> RequestHotReport:
+        curve = [
+            LeasePointReport(blocks=at, misses_per_step=found)
+            for at, found in zip((4, 8, 12), misses, strict=True)
+        ]
+        name = f"r{misses[0]:g}"
+        return RequestHotReport(
+            request_id=name, lease_blocks=blocks, target_blocks=blocks, curve=curve
+        )
+
+    report = await node.engine.report()
+    unequal = [hot(8, (90.0, 40.0, 5.0)), hot(8, (3.0, 1.0, 1.0))]
+    node.engine.changes = {
+        "hot": report.hot.model_copy(update={"requests": unequal}),
+        "requests": report.requests.model_copy(update={"waiting": 0}),
+    }
+    shared = node.policy_path.read_text() + "hot: {sharing: marginal-gain, window_shrink: 1s}\n"
+    node.policy_path.write_text(shared)
+    node.operator.reload(actor="ann")
+    await node.loop.start()
+    await node.ticks(3)
+    leases = [one.hot_leases for one in node.engine.commands if one.hot_leases is not None]
+    assert leases[0] == {"r90": 10, "r3": 6}
+    apart = report.hot.model_copy(update={"requests": unequal, "individual_leases": 2})
+    node.engine.changes["hot"] = apart
+    node.policy_path.write_text(shared.replace("marginal-gain", "even"))
+    node.operator.reload(actor="ann")
+    await node.ticks(2)
+    assert node.engine.commands[-1].hot_leases == {}

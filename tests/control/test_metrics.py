@@ -41,6 +41,13 @@ async def test_figures_of_a_running_node(node: Any) -> None:
     assert seen["hisparsed_multiplier_ratio", ()] == 2.0
     assert seen["hisparsed_residency_requests", ("none",)] == 1
     assert seen["hisparsed_hot_rows_total", ("load",)] == 60
+    assert seen["hisparsed_pool_ghost_tokens_total", ("hisparse",)] == 320
+    assert seen["hisparsed_pool_ghost_tokens_total", ("offload",)] == 0
+    assert seen["hisparsed_gpu_head_need_blocks", ()] == 75
+    assert seen["hisparsed_oldest_wait_seconds", ()] == 4
+    assert seen["hisparsed_stalls_total", ()] == 2
+    assert seen["hisparsed_stalls_resolved_total", ()] == 1
+    assert seen["hisparsed_stalls_given_up_total", ()] == 1
     assert seen["hisparsed_report_age_seconds", ()] == 9.0
     assert seen["hisparsed_lifecycle", ("serving",)] == 1
     assert seen["hisparsed_lifecycle", ("draining",)] == 0

@@ -196,7 +196,10 @@ async def test_what_only_some_nodes_report_reaches_the_snapshot(node: Any) -> No
 
 
 async def test_what_a_node_does_not_report_is_unknown(node: Any) -> None:
-    snapshot = snapshot_of(await node.engine.report(), ServingCounters())
+    report = await node.engine.report()
+    host = report.host.model_copy(update={"hisparse_ghost": [], "offload_ghost": []})
+    poor = report.model_copy(update={"host": host, "gpu_head_need_blocks": None})
+    snapshot = snapshot_of(poor, ServingCounters())
     assert snapshot.requests.refused_total is None
     assert snapshot.gpu.head_need_blocks is None
     assert snapshot.geometry.max_step_tokens is None
