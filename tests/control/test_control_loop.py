@@ -322,6 +322,7 @@ async def test_leases_of_their_own_reach_the_engine_and_end_with_the_policy(node
             request_id=name, lease_blocks=blocks, target_blocks=blocks, curve=curve
         )
 
+    await node.loop.start()
     report = await node.engine.report()
     unequal = [hot(8, (90.0, 40.0, 5.0)), hot(8, (3.0, 1.0, 1.0))]
     node.engine.changes = {
@@ -331,7 +332,6 @@ async def test_leases_of_their_own_reach_the_engine_and_end_with_the_policy(node
     shared = node.policy_path.read_text() + "hot: {sharing: marginal-gain, window_shrink: 1s}\n"
     node.policy_path.write_text(shared)
     node.operator.reload(actor="ann")
-    await node.loop.start()
     await node.ticks(3)
     leases = [one.hot_leases for one in node.engine.commands if one.hot_leases is not None]
     assert leases[0] == {"r90": 10, "r3": 6}

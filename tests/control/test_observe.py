@@ -232,6 +232,7 @@ async def test_a_reserve_that_the_engine_bounded_or_lost_is_told(node: Any) -> N
     result = (await node.engine.apply(command)).model_copy(update={"reserve_target_blocks": 40})
     (difference,) = bounded(command, result)
     assert (difference.lever, difference.wanted) == (Lever.SPLIT, "50 in reserve")
+    node.engine.reserve = 0
     report = await node.engine.report()
     confirmed = confirm(1, Applied(command, result, None), report)
     assert confirmed is not None

@@ -237,7 +237,8 @@ def test_a_policy_that_asks_for_more_offload_moves_blocks_while_a_request_runs(
         received = [next(events)]
         pools = {"offload": {"floor": "40%", "ceiling": "50%"}}
         node.files.write_policy(policy_document(pools=pools, rebalance={}))
-        assert reload(node).json()["outcome"] == "loaded"
+        # The watch on the folder may have seen the change first.
+        assert reload(node).json()["outcome"] in {"loaded", "unchanged"}
         until("the blocks are lent", lambda: lent() >= 0.4 * BUDGET_BLOCKS, timeout_s=5)
         received += events
     assert text_of(received) == text, "moving blocks changed tokens"
