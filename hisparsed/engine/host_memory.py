@@ -52,6 +52,7 @@ class HostMemory:
         self._released: frozenset[int] = frozenset()
         self._released_bytes = 0
         self._resets_before_pass: deque[int] = deque()
+        self._resets_at_last_pass = 0
 
     # --- around a scheduling pass -----------------------------------------------------
 
@@ -62,6 +63,7 @@ class HostMemory:
 
     def scheduling(self) -> AbstractContextManager[None]:
         """Nothing moves inside: what vLLM has looked up stays until it is loaded."""
+        self._resets_at_last_pass = self.offload.resets
         self._resets_before_pass.append(self.offload.resets)
         return self.ledger.scheduling()
 
@@ -70,6 +72,11 @@ class HostMemory:
         short = head_need_blocks - self.pool.get_num_free_blocks()
         if idle_with_waiting and short > 0:
             self._given_back += self.ledger.give_back(short)
+
+    def reset_is_on_its_way(self) -> bool:
+        """Whether the offload pool was reset since the last pass, so that no step has yet
+        carried the flush of what was in flight. Nothing was stored since."""
+        return self.offload.settling_slots > 0 and self.offload.resets != self._resets_at_last_pass
 
     def output_taken(self) -> None:
         """The workers have done the step of the oldest pass, and so its flushes."""

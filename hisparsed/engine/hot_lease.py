@@ -52,11 +52,13 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
 
     def individual_leases(self) -> int:
         """Requests whose target is not the multiplier's."""
-        return sum(own != self.next_lease_blocks for own in self._own_targets.values())
+        shared: int = self.next_lease_blocks
+        return sum(own != shared for own in self._own_targets.values())
 
     def target_of(self, request_id: str) -> int:
         """Blocks that the request is to have."""
-        return self._own_targets.get(request_id, self.next_lease_blocks)
+        target: int = self._own_targets.get(request_id, self.next_lease_blocks)
+        return target
 
     def lease_of(self, request_id: str) -> int:
         lease: int = self.lease_blocks.get(request_id, self.next_lease_blocks)

@@ -66,7 +66,8 @@ class HotShares:
     @property
     def lease_blocks(self) -> int:
         """Blocks of one group that the next lease takes."""
-        return self._first.next_lease_blocks
+        lease: int = self._first.next_lease_blocks
+        return lease
 
     @property
     def blocks_a_request(self) -> int:

@@ -77,6 +77,12 @@ class ControlledScheduler:
         self._given_up.clear()
         return outputs
 
+    def reset_connector_cache(self) -> bool:
+        # vLLM cannot reset it again before a step has carried the first reset's flush.
+        if self.hisparsed.host.reset_is_on_its_way():
+            return True
+        return bool(super().reset_connector_cache())  # type: ignore[misc]
+
     def _relieve_stall(self, scheduled_tokens: int) -> None:
         scheduler: Any = self
         picture = StepPicture(

@@ -116,11 +116,11 @@ class Fire(RuleBasedStateMachine):
     def reset_caches(self, running: bool, connector: bool, seed: int) -> None:
         self.traffic(seed)
         scheduler = self.workers.scheduler
-        moving = scheduler.hisparsed.transfers_in_flight()
+        moving = scheduler.hisparsed.transfers_in_flight() or scheduler.kv_holding_waiting
         try:
             done = scheduler.reset_prefix_cache(running, connector)
         except RuntimeError as refusal:
-            # vLLM's answer while page transfers hold blocks; nothing must be lost by it.
+            # vLLM's answer while transfers or calls that wait hold blocks; nothing is lost by it.
             assert moving, refusal
             return
         SEEN["resets"] += done
@@ -162,6 +162,7 @@ def test_the_ledger_stays_sound_under_random_fire(tmp_path: Any) -> None:
             max_examples=int(os.environ.get("HISPARSED_FUZZ_EXAMPLES", "15")),
             stateful_step_count=40,
             suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
         ),
     )
     unseen = [name for name, count in SEEN.items() if not count]

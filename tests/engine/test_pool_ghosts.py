@@ -169,7 +169,6 @@ class Governed:
         split = decision.of(Lever.SPLIT)
         self.reasons.add(split.reason)
         self.targets.append(int(split.wanted))
-        print(split.sentence) if self.targets[-1:]!=self.targets[-2:-1] or node.calls%20==0 else 0
         target = decision.commands.offload_target_blocks
         if target is not None:
             apply(node.engine, {"offload_target_blocks": target})
@@ -184,7 +183,6 @@ def test_marginal_value_takes_what_the_offload_pool_does_not_need(tmp_path: Path
     for one in governed.values():
         one.node.serve(sessions=24, calls=160, lately=0.0)
     plain, measured = governed["equal-reach"], governed["marginal-value"]
-    print(plain.targets[-1], measured.targets[-1], plain.node.hit_tokens, measured.node.hit_tokens)
     assert Reason.HISPARSE_WORTH_MORE in measured.reasons
     assert measured.targets[-1] < plain.targets[-1]
     assert measured.node.hit_tokens > plain.node.hit_tokens

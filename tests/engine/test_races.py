@@ -247,6 +247,25 @@ def test_after_a_reset_slots_with_a_transfer_in_flight_settle_before_they_move(
     assert report(engine)["host"]["lent_blocks"] == 0
 
 
+def test_a_second_reset_before_the_first_one_is_flushed_is_the_same_reset(
+    engine: Any, workers: ScriptedWorkers
+) -> None:
+    apply(engine, {"offload_target_blocks": 30})
+    workers.cancel(with_a_store_in_flight(workers))
+    for _ in range(3):
+        workers.step()
+    assert workers.jobs
+    before = workers.host.offload.resets
+    assert workers.scheduler.reset_prefix_cache(False, True)
+    assert workers.scheduler.reset_prefix_cache(False, True)
+    assert workers.host.offload.resets == before + 1
+    workers.step()
+    assert workers.host.offload.settling_slots == 0
+    assert workers.scheduler.reset_prefix_cache(False, True)
+    assert workers.host.offload.resets == before + 2
+    workers.check()
+
+
 def test_a_call_larger_than_what_is_left_waits_and_is_served(
     engine: Any, workers: ScriptedWorkers
 ) -> None:

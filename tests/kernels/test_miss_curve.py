@@ -12,6 +12,7 @@ from hisparsed.kernels.api import (
     Geometry,
     ResolverState,
     miss_ratio_curve,
+    request_miss_curves,
     reset,
     resolve,
     set_capacity,
@@ -120,3 +121,20 @@ def test_no_curve_before_the_first_sample_and_after_a_new_capacity() -> None:
     assert miss_ratio_curve(state, 0) is None
     with pytest.raises(IndexError, match="state row 1 does not exist"):
         miss_ratio_curve(state, 1)
+
+
+def test_curves_of_requests_are_pooled_over_index_groups_by_what_each_selected() -> None:
+    groups = [run(drifting_steps(seed, 200), 256) for seed in (3, 4)]
+    (pooled,) = request_miss_curves(groups, [0])
+    parts = [miss_ratio_curve(state, 0) for state in groups]
+    assert pooled is not None
+    assert pooled.samples == sum(part.samples for part in parts if part is not None)
+    for index, _ in enumerate(pooled.capacities[:8]):
+        missed = sum(part.samples * part.miss_ratios[index] for part in parts if part is not None)
+        assert pooled.miss_ratios[index] == pytest.approx(missed / pooled.samples)
+
+
+def test_groups_of_different_capacity_have_no_curve_together() -> None:
+    groups = [run(drifting_steps(seed, 20), 256) for seed in (3, 4)]
+    set_capacity(groups[0], 0, 128)
+    assert request_miss_curves(groups, [0]) == [None]
