@@ -19,6 +19,7 @@ from hisparsed.policy.schedules import MAX_ENTRIES, Schedule
 from hisparsed.policy.schema_base import PositiveDuration, Section
 from hisparsed.policy.schema_levers import AdmissionSettings, Hot, Rebalance, WatermarkSettings
 from hisparsed.policy.schema_pools import Pools
+from hisparsed.policy.schema_watch import Canary, Health
 from hisparsed.policy.units import Duration, format_duration
 
 
@@ -75,6 +76,10 @@ class Policy(Section):
     """When requests give up residency."""
     admission: AdmissionSettings = AdmissionSettings()
     """In which order calls start, and how many."""
+    canary: Canary = Canary()
+    """A request of the node's own, asked again and again, whose answer must never change."""
+    health: Health = Health()
+    """What happens when calls stand still though memory is free, for `stall_after`."""
     schedules: Annotated[tuple[Schedule, ...], Field(max_length=MAX_ENTRIES)] = ()
     """Other values by time of day or by pressure; where entries overlap, the later one wins."""
 

@@ -46,6 +46,9 @@ COMMANDS = {
     "freeze": LazyCommand("hisparsed.cli.levers", "freeze", "Keep levers where they are."),
     "thaw": LazyCommand("hisparsed.cli.levers", "thaw", "Let frozen levers move again."),
     "mode": LazyCommand("hisparsed.cli.levers", "mode", "Make levers more cautious, or undo that."),
+    "canary": LazyCommand(
+        "hisparsed.cli.canary", "canary", "Say whether the node still answers as at its start."
+    ),
     "plan": LazyCommand("hisparsed.cli.plan", "plan", "Say what fits on a node, without the node."),
     "simulate": LazyCommand(
         "hisparsed.cli.simulate", "simulate", "Try policies on a simulated node, in virtual time."

@@ -18,6 +18,15 @@ _WARN = frozenset(
         EventKind.VALUE_DROPPED,
         EventKind.REPORT_FAILED,
         EventKind.TICK_FAILED,
+        EventKind.CANARY_FAILED,
+    }
+)
+_ERROR = frozenset(
+    {
+        EventKind.ENGINE_GONE,
+        EventKind.LEDGER_VIOLATION,
+        EventKind.CANARY_MISMATCH,
+        EventKind.STALLED,
     }
 )
 
@@ -40,7 +49,7 @@ class Announcer:
         self._journal.record(record)
         self._broadcast.send(Message("event", view_event(record).model_dump_json()))
         level = logging.INFO
-        if kind in (EventKind.ENGINE_GONE, EventKind.LEDGER_VIOLATION):
+        if kind in _ERROR:
             level = logging.ERROR
         elif kind in _WARN:
             level = logging.WARNING

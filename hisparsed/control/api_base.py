@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Final, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,6 +13,15 @@ from starlette.responses import JSONResponse, Response
 from hisparsed.control.actions import StaleGenerationError
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class ActorBody(BaseModel):
+    """What every change is sent with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    actor: str = Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")
+    """Who asks; kept in the journal."""
 
 
 class ApiError(Exception):

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hisparsed.control.actions import Operator
-from hisparsed.control.api_base import ApiError, parse_body
+from hisparsed.control.api_base import ActorBody, ApiError, parse_body
 from hisparsed.control.board import Board
 from hisparsed.control.peer import recorded_actor
 from hisparsed.control.policy_source import PolicySource, ReloadOutcome
@@ -27,11 +27,7 @@ from hisparsed.policy.schedules import SetValue
 from hisparsed.policy.schema import Mode
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    actor: str = Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")
-    """Who asks; kept in the journal."""
+class _Body(ActorBody):
     expected_generation: int | None = None
 
 

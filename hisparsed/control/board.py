@@ -17,6 +17,7 @@ from hisparsed.control.policy_source import PolicySource
 from hisparsed.control.policy_views import schedule_statuses
 from hisparsed.control.records import TickRecord, view_tick
 from hisparsed.control.status import (
+    CanaryStatus,
     JournalStatus,
     Lifecycle,
     LoopStatus,
@@ -44,6 +45,8 @@ class TickOutcome:
     policy: Policy
     reported_at_s: float
     tick_s: float
+    stalled: str | None = None
+    """That calls stand still though memory is free, with the figures; ``None`` when they move."""
 
 
 class Board:
@@ -70,6 +73,7 @@ class Board:
         """What the node's document says now, where it is not what runs."""
         self.watchers: list[Callable[[TickOutcome], None]] = []
         """Called with every finished tick."""
+        self.canary: Callable[[], CanaryStatus] | None = None
         self._source = source
         self._overrides = overrides
         self._journal = journal
@@ -108,7 +112,15 @@ class Board:
             return "the engine has not reported yet"
         if age_s > limit_s:
             return f"the engine reported {age_s:.1f}s ago, over {limit_s:g}s"
+        if self._last is not None and self._last.stalled is not None:
+            return self._last.stalled
+        canary = self._canary()
+        if canary is not None and canary.not_ready:
+            return f"the canary answered otherwise: {canary.sentence}"
         return None
+
+    def _canary(self) -> CanaryStatus | None:
+        return None if self.canary is None else self.canary()
 
     def pending_restart(self) -> list[PendingRestart]:
         """Values of the policy and of the node's document that only a restart puts in force."""
@@ -155,6 +167,8 @@ class Board:
             last_sentence=said[0] if said else None,
             last_sentence_unix_s=said[1] if said else None,
             events=self._journal.recent_events(_EVENTS_SHOWN),
+            stalled=last.stalled if last else None,
+            canary=self._canary(),
         )
 
     def _observed(self, last: TickOutcome) -> Observed:

@@ -31,6 +31,7 @@ from hisparsed.engine.messages import AdmissionCommand, ApplyResult, EngineRepor
 from hisparsed.policy.bounds import start_blocks
 from hisparsed.policy.decide import decide, start_commands
 from hisparsed.policy.decisions import Commands, Decision
+from hisparsed.policy.health import stalled
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.reasons import Lever
 from hisparsed.policy.signals import Admission, AdmissionOrder, Geometry, Snapshot
@@ -244,7 +245,11 @@ class ControlLoop:
         self._journal.record(record)
         tick_s = self._clock() - began_s
         self._metrics.count_tick(record, tick_s)
-        self._board.show(TickOutcome(record, report, serving, policy, self._reported_at_s, tick_s))
+        # Without a new report nothing is known of the engine: it may be in one long step.
+        still = stalled(policy, snapshot, self._memory) if fresh else None
+        self._board.show(
+            TickOutcome(record, report, serving, policy, self._reported_at_s, tick_s, still)
+        )
         if record.sentence is not None:
             moved = applied is not None
             log.log(logging.INFO if moved else logging.DEBUG, "%s", record.sentence)

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from hisparsed.control.status import Lifecycle, Observed, PoolStatus, Status
+from hisparsed.control.status import (
+    CanaryState,
+    CanaryStatus,
+    Lifecycle,
+    Observed,
+    PoolStatus,
+    Status,
+)
 from hisparsed.policy.schema import Mode
 from hisparsed.policy.signals import AdmissionOrder
 
@@ -87,3 +94,20 @@ def modes(status: Status) -> Iterator[Sample]:
 def lifecycle(status: Status) -> Iterator[Sample]:
     for one in Lifecycle:
         yield (one.value,), status.lifecycle is one
+
+
+def of_canary(
+    read: Callable[[CanaryStatus], float | None],
+) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        value = read(status.canary) if status.canary is not None else None
+        if value is not None:
+            yield (), value
+
+    return samples
+
+
+def canary_state(status: Status) -> Iterator[Sample]:
+    if status.canary is not None:
+        for one in CanaryState:
+            yield (one.value,), status.canary.state is one

@@ -17,8 +17,10 @@ from hisparsed.control.metric_readings import (
     rows,
     seen,
 )
+from hisparsed.control.metric_table_watch import WATCH_METRICS
 
 METRICS: tuple[Metric, ...] = (
+    *WATCH_METRICS,
     Metric(
         "hisparsed_node_info",
         "The node: always 1, what it is in the labels.",

@@ -91,6 +91,12 @@ class EventKind(StrEnum):
     TICK_FAILED = "tick-failed"
     LEDGER_VIOLATION = "ledger-violation"
     LEDGER_SOUND = "ledger-sound"
+    CANARY_RECORDED = "canary-recorded"
+    CANARY_MISMATCH = "canary-mismatch"
+    CANARY_FAILED = "canary-failed"
+    CANARY_CLEARED = "canary-cleared"
+    STALLED = "stalled"
+    STALL_ENDED = "stall-ended"
     ENGINE_GONE = "engine-gone"
     STOPPED = "stopped"
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict, Field
 
 from hisparsed.control.records import EventView
-from hisparsed.engine.messages import MissCurvePoint
+from hisparsed.engine.messages import MissCurvePoint, Residency
 from hisparsed.policy.override import Override
 from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.restart import PendingRestart
@@ -228,6 +228,59 @@ class JournalStatus(_Part):
     dropped: int
 
 
+class CanaryState(StrEnum):
+    OFF = "off"
+    WAITING = "waiting"
+    """No round has ended yet."""
+    OK = "ok"
+    MISMATCH = "mismatch"
+    """Another answer came; stays until a round that somebody asked for is clean."""
+    FAILED = "failed"
+    """The last round did not end, so nothing is known of it."""
+
+
+class CanaryRun(_Part):
+    """One question of a round. Steps are decode steps, by the residency they were made in."""
+
+    asked: Residency
+    recomputed: bool
+    """No prefix was read: every row was written anew."""
+    equal: bool
+    prefix_hit_tokens: int
+    steps_full: int
+    steps_mixed: int
+    steps_none: int
+    scheduled_tokens: int
+    step_s: float
+
+
+class CanaryStatus(_Part):
+    """The node's own request whose answer must never change. Totals are of this engine's life."""
+
+    state: CanaryState
+    sentence: str
+    not_ready: bool = False
+    """Whether routers are told to stay away, as the policy asks after a mismatch."""
+    running: bool = False
+    rounds_total: int = 0
+    mismatches_total: int = 0
+    """Rounds with an answer that differed."""
+    failed_total: int = 0
+    left_out_total: int = 0
+    """Rounds left out because the node had more to do than it could."""
+    last_unix_s: float | None = None
+    last_trigger: str | None = None
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    scheduled_tokens_total: int = 0
+    step_seconds_total: float = 0.0
+    """Its part, by tokens, of the time of the steps it was in."""
+    share_of_time: float = 0.0
+    last_round: list[CanaryRun] = []
+    evidence: str | None = None
+    """The file of the last mismatch."""
+
+
 class Observed(_Part):
     """What the last report said; missing before the first."""
 
@@ -256,3 +309,7 @@ class Status(_Part):
     last_sentence_unix_s: float | None
     events: list[EventView]
     """The latest few, newest first."""
+    stalled: str | None = None
+    """That calls stand still though memory is free, with the figures; ``None`` when they move."""
+    canary: CanaryStatus | None = None
+    """``None`` until there is an engine to ask."""

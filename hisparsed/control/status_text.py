@@ -50,11 +50,15 @@ def _lines(status: Status) -> Iterator[str]:
     yield f"hisparsed {node.version}, {node.kind} node, {status.lifecycle}, up {up}, pid {node.pid}"
     yield f"model      {node.model}"
     yield f"api        {node.api_url}"
+    if status.stalled is not None:
+        yield f"  STALLED  {status.stalled}"
     if status.observed is None:
         yield "engine     has not reported yet"
     else:
         yield from _observed(status.observed, status)
     yield from _policy(status.policy, status.levers)
+    if status.canary is not None:
+        yield f"canary     {status.canary.state}: {status.canary.sentence}"
     yield f"journal    {_journal(status)}"
     if status.last_sentence is not None and status.last_sentence_unix_s is not None:
         yield f"last       {clock_text(status.last_sentence_unix_s)} {status.last_sentence}"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from hisparsed.canary.asker import CanaryAsker
 from hisparsed.config.kind import DetectedKind
 from hisparsed.config.node import NodeConfig, read_api_keys
 from hisparsed.control.engine_port import EngineGone
@@ -35,6 +36,7 @@ from hisparsed.daemon.parts import ControlParts, build_control
 from hisparsed.daemon.patience import engine_stop_s, start_limit_s
 from hisparsed.daemon.runtime_folder import runtime_folder
 from hisparsed.daemon.session_door import Queue, SessionDoor, SessionLimit
+from hisparsed.daemon.standstill import EXIT_STALLED, RestartFile, Standstill
 from hisparsed.daemon.start import StoppedWhileStarting, start_beside_loop
 from hisparsed.engine.context_limit import ContextLimit
 from hisparsed.engine.names import SERVED_MODEL_NAME
@@ -169,6 +171,7 @@ class RunningNode:
         self._parts = parts
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._stalled = asyncio.Event()
 
     async def run(
         self,
@@ -190,6 +193,8 @@ class RunningNode:
         context = engine.llm.context_limit
         engine.refused_calls = lambda: gate.counters.refused_session + context.refused
         parts.metrics.registry.register(GateCollector(gate, context))
+        canary = parts.start_canary(CanaryAsker(engine))
+        parts.board.watchers.append(self._standstill().watch)
         loop = parts.make_loop(self._engine, lambda admission: _limit(door, context, admission))
         self._install_signals()
         api_server = _server(gate)
@@ -222,6 +227,7 @@ class RunningNode:
             await asyncio.gather(ticking, watching, return_exceptions=True)
             return code
         finally:
+            await canary.close()
             for server, _ in servers:
                 server.should_exit = True
             if tasks:
@@ -233,11 +239,16 @@ class RunningNode:
         self, gate: Gate, ticking: asyncio.Task[None], servers: list[asyncio.Task[None]]
     ) -> int:
         stopping = asyncio.create_task(self._stop.wait())
+        stalled = asyncio.create_task(self._stalled.wait())
         done, _ = await asyncio.wait(
-            {stopping, ticking, *servers}, return_when=asyncio.FIRST_COMPLETED
+            {stopping, stalled, ticking, *servers}, return_when=asyncio.FIRST_COMPLETED
         )
         if ticking in done:
             return self._loop_ended(ticking)
+        if stalled in done:
+            # Nothing to drain: calls that stand still do not end.
+            return EXIT_STALLED
+        stalled.cancel()
         if stopping not in done:
             log.error("A server ended by itself; stopping the node.")
             return EXIT_ENGINE_GONE
@@ -262,6 +273,14 @@ class RunningNode:
         self._parts.board.lifecycle = Lifecycle.STOPPED
         self._parts.announcer.event(EventKind.STOPPED, sentence)
         return EXIT_STOPPED
+
+    def _standstill(self) -> Standstill:
+        return Standstill(
+            self._parts.announcer,
+            RestartFile(self._config.state_dir),
+            wall_clock=time.time,
+            end_node=self._stalled.set,
+        )
 
     def _loop_ended(self, ticking: asyncio.Task[None]) -> int:
         error = ticking.exception()

@@ -16,6 +16,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from hisparsed import __version__
+from hisparsed.canary.api import CanaryApi
+from hisparsed.canary.question import CanaryEngine
+from hisparsed.canary.watch import CanaryWatch
 from hisparsed.config.memory import machine_memory_bytes
 from hisparsed.config.node import NodeConfig, load_node_config
 from hisparsed.control.actions import Operator
@@ -60,6 +63,8 @@ class ControlParts:
     views: ApiViews
     api: ControlApi
     targets: TargetFile
+    canary_api: CanaryApi
+    state_dir: Path
     watched: tuple[Watched, ...]
     """The policy and the node's document."""
 
@@ -80,6 +85,22 @@ class ControlParts:
             set_admission=set_admission,
             targets=self.targets,
         )
+
+    def start_canary(self, engine: CanaryEngine) -> CanaryWatch:
+        """The canary of an engine that serves, in status and API from now on."""
+        watch = CanaryWatch(
+            engine,
+            self.overrides,
+            self.announcer,
+            self.journal,
+            self.state_dir,
+            clock=time.monotonic,
+            wall_clock=time.time,
+        )
+        self.board.canary = watch.status
+        self.board.watchers.append(watch.watch)
+        self.canary_api.watch = watch
+        return watch
 
 
 def build_control(
@@ -121,6 +142,8 @@ def build_control(
     node_file = NodeFile(document, config, announcer, load=_load_again, tell=tell)
     views = ApiViews(journal, broadcast, LogRing(), History())
     board.watchers.append(views.watch)
+    canary_api = CanaryApi()
+    routes = [*views.routes(), *canary_api.routes()]
     return ControlParts(
         source=source,
         overrides=overrides,
@@ -131,8 +154,10 @@ def build_control(
         board=board,
         operator=operator,
         views=views,
-        api=ControlApi(board, operator, source, journal, broadcast, views.routes()),
+        api=ControlApi(board, operator, source, journal, broadcast, routes),
         targets=TargetFile(config.state_dir),
+        canary_api=canary_api,
+        state_dir=config.state_dir,
         watched=(
             Watched(source.path, operator.reload_if_changed),
             Watched(document, node_file.look),

@@ -13,6 +13,7 @@ from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
 
 from hisparsed.engine.admission import WaitingCall, held_prefix_first
 from hisparsed.engine.cache_groups import chunk_layout, find_offload_manager
+from hisparsed.engine.canary_calls import CanaryCalls
 from hisparsed.engine.chunks import ChunkLayout
 from hisparsed.engine.gpu_need import GpuNeed
 from hisparsed.engine.held_prefix import HeldPrefix
@@ -88,6 +89,9 @@ class EngineControl:
             indexer_group=source_group + 1,
             block_tokens=self._block_tokens,
         )
+        self.canary = CanaryCalls(
+            self._coordinator, self._resident, self._cache_manager.block_pool, source_group + 1
+        )
         self._held = HeldPrefix(
             self._cache_manager.coordinator,
             self._offload._policy,
@@ -144,6 +148,7 @@ class EngineControl:
         """Let the ledger take its step and put waiting calls in order."""
         self.host.advance(self.head_need_blocks(), busy=bool(self._scheduler.running))
         waiting = self._scheduler.waiting
+        self.canary.before_schedule(self._scheduler.running, waiting)
         by_hand = self._scheduler.stall.stalled
         if self._admission.order == "held-prefix-first" and len(waiting) > 1 and not by_hand:
             self._reorder(waiting, now_s)
@@ -152,6 +157,7 @@ class EngineControl:
         scheduler = self._scheduler
         self._steps += 1
         self._scheduled_tokens += output.total_num_scheduled_tokens
+        self.canary.after_schedule(scheduler.running, output.num_scheduled_tokens)
         waiting = len(scheduler.waiting)
         limited = len(scheduler.running) >= scheduler.max_num_active_reqs
         room = output.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens
@@ -174,11 +180,14 @@ class EngineControl:
         return bool(self._coordinator.has_pending_work() or self._offload.in_flight_chunks)
 
     def request_added(self, request: Any, now_s: float) -> None:
+        if self.canary.added(request):
+            return
         self.ghosts.arrived(request)
         self.sessions.start(request.request_id, request.block_hashes, request.num_tokens, now_s)
 
     def request_freed(self, request: Any, now_s: float) -> None:
-        self.finished += 1
+        if not self.canary.owns(request.request_id):
+            self.finished += 1
         self._held.forget(request.request_id)
         self.sessions.finish(request.request_id, request.block_hashes, request.num_tokens, now_s)
 

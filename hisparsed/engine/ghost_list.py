@@ -1,6 +1,6 @@
 """Ghost lists: what a pool evicted, and what more capacity would have served. Pure data.
 
-Only blocks whose hash falls below a threshold are followed, so memory is fixed and small
+Only blocks whose name hashes below a threshold are followed, so memory is fixed and small
 (SHARDS: Waldspurger, Park, Garthwaite and Ahmad, "Efficient MRC Construction with SHARDS",
 FAST 2015). Knows no vLLM: who evicts and who looks up tells it so.
 """
@@ -12,8 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-
-_HASH_BYTES = 8
+from zlib import crc32
 
 
 class GhostList:
@@ -37,12 +36,7 @@ class GhostList:
         self.sample_rate = sample_rate
         self._max_entries = max_entries
         self._entries_per_block = entries_per_block
-        # Bytes compare as big-endian numbers do; at rate 1 none is above, so none is compared.
-        self._threshold = (
-            round(sample_rate * 2 ** (8 * _HASH_BYTES)).to_bytes(_HASH_BYTES)
-            if sample_rate < 1
-            else None
-        )
+        self._threshold = round(sample_rate * 2**32)
         self._slots: dict[bytes, int] = {}
         # Ranks among the slots in use, as a Fenwick tree: both updates and ranks are O(log n).
         self._size = 2 * max_entries
@@ -54,14 +48,15 @@ class GhostList:
 
     def samples(self, block_hash: bytes) -> bool:
         """Whether this hash is followed; the same answer in every list of this rate."""
-        return self._threshold is None or block_hash < self._threshold
+        # A checksum, as a simulation names blocks in ways that are not spread evenly.
+        return crc32(block_hash) < self._threshold
 
     def sampled(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Those of ``hashes`` that are followed, in their order."""
         threshold = self._threshold
-        if threshold is None:
+        if self.sample_rate == 1:
             return hashes
-        return [block_hash for block_hash in hashes if block_hash < threshold]
+        return [block_hash for block_hash in hashes if crc32(block_hash) < threshold]
 
     def evicted(self, block_hash: bytes) -> None:
         """The pool has just evicted the block."""

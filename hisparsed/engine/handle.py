@@ -13,7 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from hisparsed.control.engine_port import EngineGone, ServingCounters
-from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport, RequestTable
+from hisparsed.engine.messages import (
+    ApplyResult,
+    CanaryCall,
+    CanaryReport,
+    EngineCommand,
+    EngineReport,
+    RequestTable,
+)
 from hisparsed.engine.plugin import CONTROL_METHOD, LAUNCHED_ENV
 
 _CALL_TIMEOUT_S = 30.0
@@ -51,6 +58,15 @@ class EngineHandle:
     async def requests(self) -> RequestTable:
         """A line a request; takes engine-thread time, so only for somebody who looks."""
         return RequestTable.model_validate(await self._call("requests", {}))
+
+    async def begin_canary(self, call: CanaryCall) -> None:
+        """Announce a request of the daemon's own, before it is sent."""
+        await self._call("canary-begin", call.model_dump())
+
+    async def end_canary(self, request_id: str) -> CanaryReport:
+        """What the engine saw of it."""
+        answer = await self._call("canary-end", {"request_id": request_id})
+        return CanaryReport.model_validate(answer)
 
     def serving(self) -> ServingCounters:
         counters: ServingCounters = self._stat_logger.counters()

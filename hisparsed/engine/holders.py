@@ -21,14 +21,14 @@ def loads_are_done(scheduler: Any) -> bool:
     )
 
 
-def take_back_from_youngest(scheduler: Any) -> Any:
+def take_back_from_youngest(scheduler: Any, *, least: int = 2) -> Any:
     """Free the blocks of the last call that holds some; returns it, or ``None``.
 
     ``scheduler`` is vLLM's, between passes, with nothing running and nothing in flight. One
-    call alone waits for nobody, so it keeps what it has.
+    call alone waits for nobody, so it keeps what it has unless ``least`` is 1.
     """
     holders = list(scheduler.kv_holding_waiting)
-    if len(holders) < 2 or not loads_are_done(scheduler):
+    if len(holders) < least or not loads_are_done(scheduler):
         return None
     request = holders[-1]
     scheduler.kv_holding_waiting.remove_requests([request])

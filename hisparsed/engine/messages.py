@@ -221,6 +221,29 @@ class RequestTable(_Message):
     """Engine-thread time that making it cost."""
 
 
+Residency = Literal["full", "mixed", "none"]
+
+
+class CanaryCall(_Message):
+    """A request of the daemon's own, announced before it is sent."""
+
+    request_id: str = Field(min_length=16)
+    """Random, so that no client's request begins with it."""
+    residency: Residency
+    """Where its pages are to be while it decodes; ``full`` leaves them alone."""
+
+
+class CanaryReport(_Message):
+    """What was seen of one: decode steps by the residency they were made in, and its cost."""
+
+    full: int
+    mixed: int
+    none: int
+    scheduled_tokens: int
+    step_s: float
+    """Its part, by tokens, of the time of the steps it was in."""
+
+
 class AdmissionCommand(_Message):
     order: AdmissionOrder = "arrival"
     ageing_s: float = Field(default=30.0, gt=0)

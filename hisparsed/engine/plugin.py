@@ -12,15 +12,16 @@ from typing import Any
 LAUNCHED_ENV = "HISPARSED_ENGINE"
 """Set by hisparsed for the processes it starts."""
 CONTROL_METHOD = "hisparsed_control"
+ACTIONS = ("report", "apply", "requests", "canary-begin", "canary-end")
 
 
 def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str, Any]:
     """Serve one control call on the engine thread, between steps.
 
-    ``action`` is ``report``, ``apply`` or ``requests``; raises ``ValueError`` on others and on bad
-    payloads, which reaches the caller while the engine lives on.
+    ``action`` is one of ``ACTIONS``; raises ``ValueError`` on others and on bad payloads, which
+    reaches the caller while the engine lives on.
     """
-    from hisparsed.engine.messages import EngineCommand
+    from hisparsed.engine.messages import CanaryCall, EngineCommand
     from hisparsed.engine.worker_report import WorkerReport
 
     scheduler, executor = engine_core.scheduler, engine_core.model_executor
@@ -36,10 +37,13 @@ def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str,
     elif action == "requests":
         rows = getattr(executor, "hot_rows", dict)
         result = scheduler.hisparsed_requests(rows())
+    elif action == "canary-begin":
+        scheduler.hisparsed.canary.begin(CanaryCall.model_validate(payload))
+        return {}
+    elif action == "canary-end":
+        result = scheduler.hisparsed.canary.end(str(payload["request_id"]))
     else:
-        raise ValueError(
-            f"control action {action!r} is unknown; use 'report', 'apply' or 'requests'"
-        )
+        raise ValueError(f"control action {action!r} is unknown; use one of {', '.join(ACTIONS)}")
     answer: dict[str, Any] = result.model_dump()
     return answer
 

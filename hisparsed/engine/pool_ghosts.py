@@ -22,7 +22,7 @@ STEP_SHARES = (0.005, 0.01, 0.02)
 """Steps of a policy, as shares of the budget, that have edges of their own; what lies between
 is read in proportion."""
 MAX_ENTRIES = 4096
-"""Followed blocks a list: about 1 MiB of the engine process for both."""
+"""Followed blocks a list: about 1.5 MiB of the engine process for both."""
 _HEADROOM = 1.25
 """A sample of hashes may be larger than its rate says."""
 

@@ -19,7 +19,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
 from hisparsed.engine.control import EngineControl
-from hisparsed.engine.holders import take_back_from_youngest
+from hisparsed.engine.holders import loads_are_done, take_back_from_youngest
 from hisparsed.engine.host_memory import ReleaseHost
 from hisparsed.engine.hot_shares import ResizeHot
 from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport, RequestTable
@@ -65,6 +65,7 @@ class ControlledScheduler:
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         self.hisparsed.host.output_taken()
+        self.hisparsed.canary.output_taken()
         for request in self._given_up:
             of_client = outputs.setdefault(request.client_index, EngineCoreOutputs())
             of_client.outputs.append(
@@ -88,15 +89,19 @@ class ControlledScheduler:
         picture = StepPicture(
             now_s=self.clock_s(),
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + len(scheduler.kv_holding_waiting),
             scheduled_tokens=scheduled_tokens,
-            transfers=bool(scheduler.kv_holding_waiting) or self.hisparsed.transfers_in_flight(),
+            transfers=not loads_are_done(scheduler) or self.hisparsed.transfers_in_flight(),
             paused=scheduler.pause_state is not PauseState.UNPAUSED,
         )
         remedy = self.stall.step(picture)
         if remedy is None:
             return
-        head = scheduler.waiting.peek_request()
+        holder = take_back_from_youngest(scheduler, least=1)
+        head = holder or scheduler.waiting.peek_request()
+        if holder is not None:
+            # What it was loaded for did not let it start; from its prompt it needs less at once.
+            remedy = Remedy.FORGET_PREFIX
         log.warning(
             "Nothing runs and %d calls wait with memory free: %s (head %s, %d tokens).",
             picture.waiting,

@@ -67,7 +67,10 @@ class Soak:
     stop: bool = False
 
     def __post_init__(self) -> None:
-        self._moves = Moves(self.settings.seed, self.engine.report())
+        report = self.engine.report()
+        self._moves = Moves(self.settings.seed, report)
+        # Scratch blocks, for one, are taken for good before the first call.
+        self._idle_gpu_blocks = report.gpu_free_blocks
         self._sampling = Random(f"{self.settings.seed} samples")
         self._open: dict[str, _Open] = {}
         self._began_s = self.time_s()
@@ -268,10 +271,9 @@ class Soak:
         if self._dead:
             return []
         report = self.engine.report()
-        free = report.geometry.gpu_blocks - 1
         found = {
             "host blocks in use": report.host.hisparse_in_use_blocks,
-            "GPU blocks in use": free - report.gpu_free_blocks,
+            "GPU blocks in use": self._idle_gpu_blocks - report.gpu_free_blocks,
             "hot blocks leased": report.hot.leased_blocks,
             "offload transfers in flight": report.host.offload_in_flight_chunks,
         }

@@ -112,3 +112,29 @@ def test_a_call_that_nothing_helps_fails_and_the_next_one_is_served(
     assert [output.outputs[0].finish_reason for output in ended] == ["error"]
     assert len(serve(engine, "short", text(64, seed=5))[0]) == 4
     assert report(engine)["requests"]["stalls_given_up"] == 1
+
+
+def test_a_lone_call_that_holds_its_loaded_prefix_and_cannot_start_is_recomputed(
+    engine_with_an_offloaded_prefix: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.request import RequestStatus
+
+    engine = engine_with_an_offloaded_prefix
+    scheduler = core_of(engine).scheduler
+    scheduler.stall = StallWatch(StallLimits(after_s=0.0, between_s=0.0))
+    stock = scheduler.kv_cache_manager.allocate_slots
+    refused = 0
+
+    def never_after_a_load(request: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal refused
+        if request.num_computed_tokens and request.status != RequestStatus.RUNNING:
+            refused += 1
+            return None
+        return stock(request, *args, **kwargs)
+
+    monkeypatch.setattr(scheduler.kv_cache_manager, "allocate_slots", never_after_a_load)
+    answer, cached = serve(engine, "continued", continued())
+    assert refused, "the prefix must have been loaded first"
+    assert (len(answer), cached) == (4, 0)
+    requests = report(engine)["requests"]
+    assert (requests["stalls_found"], requests["stalls_resolved"]) == (1, 1)

@@ -68,6 +68,15 @@ def test_a_sample_estimates_what_all_blocks_would_say() -> None:
     assert len(part) == pytest.approx(len(whole) / 8, rel=0.15)
 
 
+@pytest.mark.parametrize("names", ["{}", "answer a 3 1 {}", "{}/7"])
+def test_names_that_are_not_spread_evenly_are_sampled_evenly(names: str) -> None:
+    ghosts = GhostList(10, 1 / 8)
+    blocks = [names.format(number).encode() for number in range(8_000)]
+    sampled = ghosts.sampled(blocks)
+    assert len(sampled) == pytest.approx(1_000, rel=0.1)
+    assert [block for block in blocks if ghosts.samples(block)] == list(sampled)
+
+
 def test_memory_is_fixed_and_the_oldest_fall_off() -> None:
     ghosts = GhostList(max_entries=10, sample_rate=1.0)
     for number in range(1_000):

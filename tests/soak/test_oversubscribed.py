@@ -106,7 +106,7 @@ def test_the_table_names_orders_and_starved_calls() -> None:
 
 @pytest.mark.engine
 def test_over_subscribed_the_policy_puts_held_prefixes_first() -> None:
-    load = Load(clients=14, think_s=1.0, warm_up_s=4.0, measured_s=6.0)
+    load = Load(clients=12, think_s=0.5, warm_up_s=3.0, measured_s=3.0)
     row = run_one(ORDERS["held prefix first"], 0, load)
     assert row.held_first_share > 0.5
     assert row.completed > 0

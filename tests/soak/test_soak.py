@@ -17,7 +17,9 @@ from hisparsed.soak.traffic import Traffic
 
 pytestmark = pytest.mark.engine
 
-SETTINGS = SoakSettings(seed=4, max_steps=320, moves_every_s=0.04, quiet_every_s=3, quiet_s=0.8)
+SETTINGS = SoakSettings(
+    seed=4, max_steps=320, moves_every_s=0.04, quiet_every_s=3, quiet_s=0.8, sample_share=0.4
+)
 DAMAGED = SoakSettings(seed=5, max_steps=120, moves_every_s=0.05, sample_share=1.0)
 
 

@@ -1,0 +1,45 @@
+"""The canary's routes on the control socket: look, and ask now."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hisparsed.canary.schedule import Trigger
+from hisparsed.canary.watch import CanaryWatch
+from hisparsed.control.api_base import ActorBody, ApiError, parse_body
+from hisparsed.control.peer import recorded_actor
+from hisparsed.control.records import jsonable
+
+
+class CanaryApi:
+    """``watch`` is ``None`` until there is an engine."""
+
+    def __init__(self) -> None:
+        self.watch: CanaryWatch | None = None
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/canary", self.look),
+            Route("/v1/canary/run", self.run, methods=["POST"]),
+        ]
+
+    async def look(self, request: Request) -> Response:
+        return JSONResponse(jsonable(self._serving().status()))
+
+    async def run(self, request: Request) -> Response:
+        """Answers when the round has ended."""
+        body = await parse_body(request, ActorBody)
+        watch = self._serving()
+        actor = recorded_actor(request.scope, body.actor)
+        try:
+            await watch.run(Trigger.OPERATOR, actor=actor)
+        except RuntimeError as error:
+            raise ApiError(503, "not_ready", str(error)) from None
+        return JSONResponse(jsonable(watch.status()))
+
+    def _serving(self) -> CanaryWatch:
+        if self.watch is None:
+            raise ApiError(503, "not_ready", "the engine is starting; the canary comes after it")
+        return self.watch

@@ -1,0 +1,250 @@
+"""The canary at work: asks when it is due, compares, and acts on another answer.
+
+Runs beside the control loop and never holds it up. On a mismatch the levers freeze, an event
+tells, and what is known is written down; requests are served on. One engine life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from hisparsed.canary.evidence import evidence_document, save_evidence
+from hisparsed.canary.question import (
+    Answer,
+    CanaryEngine,
+    Question,
+    first_questions,
+    make_prompt,
+    questions_of_a_round,
+)
+from hisparsed.canary.schedule import Conditions, Schedule, Trigger
+from hisparsed.canary.verdict import Verdict
+from hisparsed.control.announce import Announcer
+from hisparsed.control.board import TickOutcome
+from hisparsed.control.engine_port import EngineGone
+from hisparsed.control.journal import Journal
+from hisparsed.control.overrides import Overrides
+from hisparsed.control.records import EventKind
+from hisparsed.control.status import CanaryRun, CanaryState, CanaryStatus
+from hisparsed.policy.reasons import Lever
+from hisparsed.policy.schema_watch import Canary
+from hisparsed.policy.signals import AdmissionOrder
+
+log = logging.getLogger("hisparsed.canary")
+
+
+class CanaryWatch:
+    """``clock`` is monotonic seconds, ``wall_clock`` Unix seconds; evidence goes below
+    ``state_dir``. Call ``watch`` after each tick."""
+
+    def __init__(
+        self,
+        engine: CanaryEngine,
+        overrides: Overrides,
+        announcer: Announcer,
+        journal: Journal,
+        state_dir: Path,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._overrides = overrides
+        self._announcer = announcer
+        self._journal = journal
+        self._state_dir = state_dir
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._began_s = clock()
+        self._schedule = Schedule()
+        self._asking = asyncio.Lock()
+        self._round: asyncio.Task[None] | None = None
+        self._last: TickOutcome | None = None
+        self._expected: tuple[tuple[int, ...], int, tuple[int, ...]] | None = None
+        """Prompt, answer length, and the answer that all others must equal."""
+        self._state = CanaryState.WAITING
+        self._found = "no round has ended yet"
+        self._not_ready = False
+        self._runs: list[CanaryRun] = []
+        self._last_round: tuple[float, Trigger] | None = None
+        self._rounds = self._mismatches = self._failed = 0
+        self._tokens, self._step_s = 0, 0.0
+        self._evidence: str | None = None
+
+    # --- when -------------------------------------------------------------------------
+
+    def watch(self, outcome: TickOutcome) -> None:
+        """Begin a round where one is due."""
+        self._last = outcome
+        settings = outcome.policy.canary
+        if not settings.enabled or self._asking.locked():
+            return
+        trigger = self._schedule.look(settings, _conditions(outcome, self._clock()))
+        if trigger is not None:
+            self._round = asyncio.create_task(self.run(trigger))
+
+    async def run(self, trigger: Trigger, *, actor: str | None = None) -> None:
+        """One round, after one that is under way. ``actor`` is who asked for it.
+
+        Raises ``RuntimeError`` before the first tick.
+        """
+        async with self._asking:
+            last = self._last
+            if last is None:
+                raise RuntimeError("the engine has not reported yet")
+            settings = last.policy.canary
+            self._schedule.ran(settings, self._clock())
+            try:
+                verdict = await self._ask(settings, last.report.geometry.max_model_len)
+            except EngineGone:
+                return
+            except Exception as error:
+                self._note_failure(error)
+                return
+            await self._judge(verdict, trigger, settings, actor)
+
+    async def close(self) -> None:
+        """End a round that is under way."""
+        if self._round is not None:
+            self._round.cancel()
+            await asyncio.gather(self._round, return_exceptions=True)
+
+    # --- asking -----------------------------------------------------------------------
+
+    async def _ask(self, settings: Canary, max_model_len: int) -> Verdict:
+        prompt = make_prompt(self._engine, settings.prefix_tokens, max_model_len)
+        known = self._expected
+        if known is not None and known[:2] == (prompt, settings.tokens):
+            questions = questions_of_a_round(prompt, settings.tokens)
+            answers = await self._answers(questions)
+            return Verdict(known[2], questions, answers)
+        questions = first_questions(prompt, settings.tokens)
+        answers = await self._answers(questions)
+        verdict = Verdict(answers[0].tokens, questions, answers)
+        if not verdict.differing:
+            self._expected = (prompt, settings.tokens, answers[0].tokens)
+            self._announcer.event(
+                EventKind.CANARY_RECORDED,
+                f"The canary's answer to {len(prompt)} tokens is recorded: {verdict.sentence}.",
+            )
+        return verdict
+
+    async def _answers(self, questions: tuple[Question, ...]) -> tuple[Answer, ...]:
+        answers = []
+        for question in questions:
+            answer = await self._engine.ask(question)
+            self._tokens += answer.seen.scheduled_tokens
+            self._step_s += answer.seen.step_s
+            answers.append(answer)
+        return tuple(answers)
+
+    # --- judging ----------------------------------------------------------------------
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failed += 1
+        words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if self._state is not CanaryState.MISMATCH:
+            self._state = CanaryState.FAILED
+            self._found = f"the last round did not end ({words})"
+        self._announcer.event(
+            EventKind.CANARY_FAILED, f"The canary got no answer ({words}); it asks again later."
+        )
+
+    async def _judge(
+        self, verdict: Verdict, trigger: Trigger, settings: Canary, actor: str | None
+    ) -> None:
+        self._rounds += 1
+        self._runs = verdict.runs()
+        self._last_round = self._wall_clock(), trigger
+        if verdict.differing:
+            await self._alarm(verdict, trigger, settings)
+        elif self._state is not CanaryState.MISMATCH:
+            self._state, self._found = CanaryState.OK, verdict.sentence
+        elif actor is not None:
+            self._state, self._found = CanaryState.OK, verdict.sentence
+            self._not_ready = False
+            self._announcer.event(
+                EventKind.CANARY_CLEARED,
+                f"{actor} asked the canary again: {verdict.sentence}. Frozen levers stay frozen "
+                "until they are thawed.",
+                actor=actor,
+            )
+
+    async def _alarm(self, verdict: Verdict, trigger: Trigger, settings: Canary) -> None:
+        self._mismatches += 1
+        self._state, self._found = CanaryState.MISMATCH, verdict.sentence
+        self._not_ready = settings.on_mismatch == "freeze-and-not-ready"
+        self._overrides.freeze(Lever)
+        kept = await self._keep(verdict, trigger)
+        ready = " The node answers not ready." if self._not_ready else ""
+        self._announcer.event(
+            EventKind.CANARY_MISMATCH,
+            f"The canary got another answer than at the start: {verdict.sentence}. Answers to "
+            f"users may be wrong too. Every lever is frozen.{ready} {kept}",
+        )
+
+    async def _keep(self, verdict: Verdict, trigger: Trigger) -> str:
+        last = self._last
+        if last is None:
+            return "No report was there to keep."
+        document = evidence_document(
+            verdict, trigger, self._wall_clock(), last, self._journal.ticks
+        )
+        try:
+            path = await asyncio.to_thread(save_evidence, self._state_dir, document)
+        except OSError as error:
+            return f"The evidence could not be written: {error.strerror or error}."
+        self._evidence = str(path)
+        return f"Evidence: {path}."
+
+    # --- telling ----------------------------------------------------------------------
+
+    def status(self) -> CanaryStatus:
+        """Of this moment."""
+        settings = None if self._last is None else self._last.policy.canary
+        state = self._state
+        if state is not CanaryState.MISMATCH and settings is not None and not settings.enabled:
+            state = CanaryState.OFF
+        at_unix_s, trigger = self._last_round or (None, None)
+        life_s = self._clock() - self._began_s
+        share = self._step_s / life_s if life_s > 0 else 0.0
+        prompt, answer_tokens, _ = self._expected or ((), 0, ())
+        return CanaryStatus(
+            state=state,
+            sentence=(
+                f"{self._found}; {self._rounds} rounds, {self._mismatches} with a difference, "
+                f"{self._failed} failed, {self._schedule.left_out} left out, {share:.2%} of the "
+                "time"
+            ),
+            not_ready=self._not_ready,
+            running=self._asking.locked(),
+            rounds_total=self._rounds,
+            mismatches_total=self._mismatches,
+            failed_total=self._failed,
+            left_out_total=self._schedule.left_out,
+            last_unix_s=at_unix_s,
+            last_trigger=trigger,
+            prompt_tokens=len(prompt),
+            answer_tokens=answer_tokens,
+            scheduled_tokens_total=self._tokens,
+            step_seconds_total=self._step_s,
+            share_of_time=share,
+            last_round=self._runs,
+            evidence=self._evidence,
+        )
+
+
+def _conditions(outcome: TickOutcome, now_s: float) -> Conditions:
+    report = outcome.report
+    ordered = outcome.record.snapshot.admission.order is AdmissionOrder.HELD_PREFIX_FIRST
+    return Conditions(
+        now_s=now_s,
+        waiting=report.requests.waiting,
+        coverage_low=ordered and outcome.policy.admission.order == "auto",
+        offload_target_blocks=report.host.offload_target_blocks,
+        budget_blocks=report.geometry.budget_blocks,
+        moving=bool(report.host.pending_blocks or report.host.draining_blocks),
+    )

@@ -1,0 +1,114 @@
+"""What the daemon does when calls stand still though memory is free: tell, and perhaps start anew.
+
+Whether they stand still is the policy's judgement of a new report. An engine that does not report
+is busy in one long step or hangs; that is the service manager's watchdog's to tell apart, not this.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from hisparsed.control.announce import Announcer
+from hisparsed.control.board import TickOutcome
+from hisparsed.control.records import EventKind
+
+log = logging.getLogger("hisparsed.daemon")
+
+EXIT_STALLED = 75
+"""The node ended so that the service manager starts it anew; that of a temporary failure."""
+FILE_NAME = "restarts.json"
+_WITHIN_S = 3600.0
+_MODE = 0o640
+
+
+class RestartFile:
+    """When this node ended itself because of a stall, kept over restarts; Unix seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE_NAME
+
+    def since(self, unix_s: float) -> list[float]:
+        """Restarts from then on; none where the file is missing or cannot be understood."""
+        try:
+            kept = json.loads(self.path.read_bytes())
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            log.warning("%s cannot be read (%s); restarts begin to count anew.", self.path, error)
+            return []
+        times = kept if isinstance(kept, list) else []
+        return [float(one) for one in times if isinstance(one, int | float) and one >= unix_s]
+
+    def save(self, times: list[float]) -> None:
+        """Replace the file. Raises ``OSError``."""
+        new = self.path.with_name(f"{FILE_NAME}.new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a path has no mode)
+            json.dump(times, file)
+            file.flush()
+            os.fsync(descriptor)
+        new.replace(self.path)
+
+
+class Standstill:
+    """Call ``watch`` after each tick; ``end_node`` is called at most once."""
+
+    def __init__(
+        self,
+        announcer: Announcer,
+        restarts: RestartFile,
+        *,
+        wall_clock: Callable[[], float],
+        end_node: Callable[[], None],
+    ) -> None:
+        self._announcer = announcer
+        self._restarts = restarts
+        self._wall_clock = wall_clock
+        self._end_node = end_node
+        self._seen_report_s: float | None = None
+        self._told = False
+
+    def watch(self, outcome: TickOutcome) -> None:
+        """Act on the first tick of a standstill, and on the first after it."""
+        if outcome.reported_at_s == self._seen_report_s:
+            return
+        self._seen_report_s = outcome.reported_at_s
+        if outcome.stalled is None:
+            if self._told:
+                self._told = False
+                self._announcer.event(EventKind.STALL_ENDED, "Calls make progress again.")
+            return
+        if self._told:
+            return
+        self._told = True
+        health = outcome.policy.health
+        restart, what = False, "The node answers not ready until they move."
+        if health.on_stall == "restart":
+            restart, what = self._may_restart(health.most_restarts)
+        self._announcer.event(
+            EventKind.STALLED, f"{outcome.stalled[0].upper()}{outcome.stalled[1:]}. {what}"
+        )
+        if restart:
+            self._end_node()
+
+    def _may_restart(self, most: int) -> tuple[bool, str]:
+        now_s = self._wall_clock()
+        before = self._restarts.since(now_s - _WITHIN_S)
+        if len(before) >= most:
+            return False, (
+                f"It has ended itself {len(before)} times within an hour, which is all that "
+                "health.most_restarts allows, so it stays up and answers not ready."
+            )
+        try:
+            self._restarts.save([*before, now_s])
+        except OSError as error:
+            # Without a count there is no cap, and a node that restarts for ever serves nobody.
+            return False, (
+                f"{self._restarts.path} cannot be written ({error.strerror or error}), so it "
+                "stays up and answers not ready."
+            )
+        return True, f"The node ends with exit code {EXIT_STALLED}, to be started anew."

@@ -1,0 +1,32 @@
+"""A canary over any engine, and what a control side has around it; vLLM in this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+
+from side import Side
+
+from hisparsed.canary.question import CanaryEngine
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["HISPARSED_ENGINE"] = "1"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
+@pytest.fixture
+def make_side(tmp_path: Path) -> Callable[[CanaryEngine], Side]:
+    return lambda engine: Side(tmp_path, engine)
+
+
+@pytest.fixture
+async def report() -> EngineReport:
+    """Of a node that is not busy."""
+    return await FakeEngine().report()

@@ -1,0 +1,145 @@
+"""A canary on the reference engine: equal answers everywhere, and one harmed row is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conversations import EngineShape, apply, build_engine, core_of, report
+from in_process import Found, InProcess, Saboteur
+
+from hisparsed.canary.question import Question
+from hisparsed.control.status import CanaryState
+from hisparsed.engine.messages import EngineReport
+from hisparsed.policy.reasons import Lever
+
+pytestmark = pytest.mark.engine
+
+EVERY_S = 600.0
+PROMPT = 512
+
+
+class Node:
+    """A reference engine with lent blocks, its canary, and somebody who can harm its rows."""
+
+    def __init__(self, engine: Any, salt: str, make_side: Callable[[Any], Any]) -> None:
+        self.engine = engine
+        self.port = InProcess(engine, salt)
+        self.side = make_side(self.port)
+        self.saboteur = Saboteur(engine)
+        self.found: Found | None = None
+
+    def report(self) -> EngineReport:
+        return EngineReport.model_validate(report(self.engine))
+
+    async def round(self, **canary: Any) -> None:
+        """A tick in which a round is due."""
+        await self.side.tick(self.report(), **{"prefix_tokens": PROMPT, **canary})
+        self.side.now_s += EVERY_S
+
+    async def record(self) -> Found:
+        """The first round, looking on where the rows are that it reads."""
+
+        def look(question: Question, request: Any) -> None:
+            if question.residency == "none" and self.found is None:
+                self.found = self.saboteur.look(request)
+
+        self.port.between = look
+        await self.round()
+        self.port.between = lambda question, request: None
+        assert self.found is not None
+        return self.found
+
+    @property
+    def status(self) -> Any:
+        return self.side.canary.status()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Shared: each test's canary has pages of its own."""
+    built = build_engine(tmp_path_factory.mktemp("engine"), EngineShape())
+    apply(built, {"offload_target_blocks": 300})
+    return built
+
+
+@pytest.fixture
+def node(engine: Any, request: pytest.FixtureRequest, make_side: Callable[[Any], Any]) -> Node:
+    return Node(engine, request.node.name, make_side)
+
+
+async def test_answers_are_equal_in_full_mixed_and_no_residency(node: Node) -> None:
+    await node.record()
+    assert node.side.events() == ["canary-recorded"]
+    await node.round()
+    assert node.status.state is CanaryState.OK
+    none, mixed, full = node.status.last_round
+    assert (none.asked, mixed.asked, full.asked) == ("none", "mixed", "full")
+    assert none.steps_none >= 20
+    assert none.steps_full + none.steps_mixed <= 3
+    assert mixed.steps_mixed >= 20
+    assert full.steps_full == 23
+    assert none.prefix_hit_tokens == mixed.prefix_hit_tokens == PROMPT - 16
+    assert full.recomputed
+    assert full.prefix_hit_tokens == 0
+    assert node.side.events() == ["canary-recorded"]
+    assert node.side.overrides.frozen == frozenset()
+
+
+async def test_it_is_no_session_no_finished_call_and_leaves_the_ledger_sound(node: Node) -> None:
+    await node.round()
+    await node.round()
+    seen = node.report()
+    assert (seen.live_sessions, seen.live_set_tokens, seen.requests.finished) == (0, 0, 0)
+    assert [one.tokens for one in seen.host.hisparse_ghost if one.tokens] == []
+    assert core_of(node.engine).scheduler.hisparsed.host.watch.look_at_everything() == []
+
+
+async def test_a_round_costs_its_prompt_once_and_three_answers(node: Node) -> None:
+    await node.round()
+    before = node.status
+    await node.round()
+    spent = node.status.scheduled_tokens_total - before.scheduled_tokens_total
+    assert spent == (PROMPT + 23) + 2 * (16 + 23)
+    assert node.status.step_seconds_total > 0
+    assert node.status.share_of_time == pytest.approx(
+        node.status.step_seconds_total / (2 * EVERY_S)
+    )
+
+
+async def assert_found_in_the_next_round(node: Node, asked: str) -> None:
+    await node.round()
+    runs = {one.asked: one for one in node.status.last_round}
+    assert not runs[asked].equal
+    assert runs["full"].equal, "what is computed anew is right again"
+    assert node.status.state is CanaryState.MISMATCH
+    assert node.status.rounds_total == 2
+    assert node.side.events() == ["canary-recorded", "canary-mismatch"]
+    assert node.side.overrides.frozen == frozenset(Lever)
+
+
+async def test_a_harmed_row_of_the_host_pool_is_found_within_one_period(node: Node) -> None:
+    found = await node.record()
+    node.saboteur.harm_host_row(found)
+    await assert_found_in_the_next_round(node, "none")
+
+
+async def test_a_harmed_row_of_a_hot_buffer_is_found_within_one_period(node: Node) -> None:
+    await node.record()
+    harmed = False
+
+    def harm(question: Question, request: Any) -> None:
+        nonlocal harmed
+        if question.residency == "none" and not harmed and request.num_output_tokens > 4:
+            harmed = node.saboteur.harm_hot_row(request)
+
+    node.port.between = harm
+    await assert_found_in_the_next_round(node, "none")
+    assert harmed
+
+
+async def test_a_harmed_row_of_a_lent_chunk_is_found_within_one_period(node: Node) -> None:
+    found = await node.record()
+    node.saboteur.harm_chunk_row(found)
+    await assert_found_in_the_next_round(node, "none")

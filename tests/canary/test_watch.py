@@ -1,0 +1,219 @@
+"""What the canary does with answers: records, alarms, freezes, keeps evidence, and clears."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import RIGHT, Scripted
+
+from hisparsed.canary.evidence import MOST_FILES
+from hisparsed.canary.question import Question, make_prompt
+from hisparsed.canary.schedule import Trigger
+from hisparsed.control.engine_port import EngineGone
+from hisparsed.control.status import CanaryState
+from hisparsed.engine.messages import EngineReport
+from hisparsed.policy.reasons import Lever
+
+EVERY_S = 600.0
+WRONG = (5, 6, 9, 8)
+
+
+@pytest.fixture
+def engine() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def side(engine: Scripted, make_side: Callable[[Any], Any]) -> Any:
+    return make_side(engine)
+
+
+def wrong_in(residency: str) -> Callable[[Question], tuple[int, ...]]:
+    return lambda question: WRONG if question.residency == residency else RIGHT
+
+
+async def rounds(side: Any, report: EngineReport, count: int = 1, **canary: Any) -> None:
+    for _ in range(count):
+        await side.tick(report, **canary)
+        side.now_s += EVERY_S
+
+
+async def test_the_first_round_computes_the_answer_and_the_others_must_equal_it(
+    engine: Scripted, side: Any, report: EngineReport
+) -> None:
+    await rounds(side, report, 2)
+    asked = [(one.residency, one.recompute) for one in engine.asked]
+    first = [("full", True), ("none", False), ("mixed", False)]
+    assert asked == [*first, ("none", False), ("mixed", False), ("full", True)]
+    assert side.events() == ["canary-recorded"]
+    status = side.canary.status()
+    assert (status.state, status.rounds_total) == (CanaryState.OK, 2)
+    assert "4 tokens equal in no, mixed and full residency" in status.sentence
+
+
+@pytest.mark.parametrize("residency", ["full", "mixed", "none"])
+async def test_another_answer_freezes_alarms_and_keeps_evidence(
+    engine: Scripted, side: Any, report: EngineReport, residency: str
+) -> None:
+    await rounds(side, report)
+    engine.reply = wrong_in(residency)
+    await rounds(side, report)
+    status = side.canary.status()
+    assert (status.state, status.mismatches_total) == (CanaryState.MISMATCH, 1)
+    assert not status.not_ready
+    assert side.overrides.frozen == frozenset(Lever)
+    assert side.events()[-1] == "canary-mismatch"
+    word = "no" if residency == "none" else residency
+    assert f"token 3 of 4 differs in {word} residency" in side.last_words()
+    kept = Path(status.evidence)
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o640
+    document = json.loads(kept.read_text())
+    assert document["expected"] == list(RIGHT)
+    differing = [one for one in document["answers"] if one["got"] == list(WRONG)]
+    assert [one["asked"] for one in differing] == [residency]
+    assert document["decisions"]
+    assert "requests" not in document["report"]["hot"]
+
+
+async def test_a_difference_in_the_first_round_alarms_and_records_nothing(
+    engine: Scripted, side: Any, report: EngineReport
+) -> None:
+    engine.reply = wrong_in("none")
+    await rounds(side, report)
+    assert side.events() == ["canary-mismatch"]
+    engine.reply = lambda question: RIGHT
+    await rounds(side, report)
+    assert side.events() == ["canary-mismatch", "canary-recorded"]
+
+
+async def test_not_ready_only_where_the_policy_asks_for_it(
+    engine: Scripted, side: Any, report: EngineReport
+) -> None:
+    engine.reply = wrong_in("mixed")
+    await rounds(side, report, on_mismatch="freeze-and-not-ready")
+    assert side.canary.status().not_ready
+    assert "The node answers not ready." in side.last_words()
+
+
+async def test_a_clean_round_by_itself_does_not_end_the_alarm_one_that_was_asked_for_does(
+    engine: Scripted, side: Any, report: EngineReport
+) -> None:
+    await rounds(side, report)
+    engine.reply = wrong_in("none")
+    await rounds(side, report, on_mismatch="freeze-and-not-ready")
+    engine.reply = lambda question: RIGHT
+    await rounds(side, report)
+    assert side.canary.status().state is CanaryState.MISMATCH
+    await side.canary.run(Trigger.OPERATOR, actor="ann")
+    status = side.canary.status()
+    assert (status.state, status.not_ready) == (CanaryState.OK, False)
+    assert side.events()[-1] == "canary-cleared"
+    assert side.overrides.frozen == frozenset(Lever), "thawing is for people"
+
+
+async def test_an_engine_that_does_not_answer_is_told_and_asked_again(
+    engine: Scripted, side: Any, report: EngineReport
+) -> None:
+    engine.reply = lambda question: TimeoutError("no answer")
+    await rounds(side, report)
+    assert side.canary.status().state is CanaryState.FAILED
+    assert side.events() == ["canary-failed"]
+    assert side.overrides.frozen == frozenset()
+    engine.reply = lambda question: RIGHT
+    await rounds(side, report)
+    assert side.canary.status().state is CanaryState.OK
+
+
+async def test_a_failed_round_does_not_end_an_alarm(
+    engine: Scripted, side: Any, report: EngineReport
+) -> None:
+    engine.reply = wrong_in("none")
+    await rounds(side, report)
+    engine.reply = lambda question: TimeoutError("no answer")
+    await rounds(side, report)
+    assert side.canary.status().state is CanaryState.MISMATCH
+
+
+async def test_a_dead_engine_is_not_the_canarys_to_tell(
+    engine: Scripted, side: Any, report: EngineReport
+) -> None:
+    engine.reply = lambda question: EngineGone("dead")
+    await rounds(side, report)
+    assert side.events() == []
+
+
+async def test_off_asks_nothing(engine: Scripted, side: Any, report: EngineReport) -> None:
+    await rounds(side, report, 2, enabled=False)
+    assert engine.asked == []
+    assert side.canary.status().state is CanaryState.OFF
+
+
+async def test_another_length_in_the_policy_records_anew(
+    engine: Scripted, side: Any, report: EngineReport
+) -> None:
+    await rounds(side, report)
+    await rounds(side, report, tokens=32)
+    assert side.events() == ["canary-recorded", "canary-recorded"]
+    assert engine.asked[-1].tokens == 32
+
+
+async def test_a_round_under_way_is_not_doubled_and_ends_with_the_node(
+    engine: Scripted, side: Any, report: EngineReport
+) -> None:
+    begun = asyncio.Event()
+
+    async def never(question: Question) -> Any:
+        begun.set()
+        await asyncio.Event().wait()
+
+    engine.ask = never  # type: ignore[method-assign]
+    outcome = side.outcome(report)
+    side.canary.watch(outcome)
+    await begun.wait()
+    under_way = side.canary._round
+    side.now_s += 2 * EVERY_S
+    side.canary.watch(outcome)
+    assert side.canary._round is under_way
+    await side.canary.close()
+    assert not side.canary.status().running
+
+
+async def test_only_the_latest_files_are_kept(
+    engine: Scripted, side: Any, report: EngineReport, tmp_path: Path
+) -> None:
+    engine.reply = wrong_in("none")
+    await rounds(side, report, MOST_FILES + 3)
+    kept = sorted((tmp_path / "canary").iterdir())
+    assert len(kept) == MOST_FILES
+    assert str(kept[-1]) == side.canary.status().evidence
+
+
+async def test_evidence_that_cannot_be_written_is_told(
+    engine: Scripted, side: Any, report: EngineReport, tmp_path: Path
+) -> None:
+    (tmp_path / "canary").write_text("in the way")
+    engine.reply = wrong_in("none")
+    await rounds(side, report)
+    assert "The evidence could not be written: File exists." in side.last_words()
+    assert side.overrides.frozen == frozenset(Lever)
+
+
+async def test_cost_is_counted(side: Any, report: EngineReport) -> None:
+    await rounds(side, report)
+    status = side.canary.status()
+    assert status.scheduled_tokens_total == 60
+    assert status.step_seconds_total == 1.5
+    assert status.share_of_time == 1.5 / EVERY_S
+
+
+def test_the_prompt_has_the_length_asked_for_up_to_a_quarter_of_the_longest_call() -> None:
+    engine = Scripted()
+    assert len(make_prompt(engine, 500, 4096)) == 500
+    assert len(make_prompt(engine, 5000, 4096)) == 1024
+    assert make_prompt(engine, 500, 4096) == make_prompt(engine, 1000, 4096)[:500]
