@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from hisparsed.policy.schedules import Scalar
 
+LONGEST_S = 366 * 86_400.0
+"""A value that is to last longer is set until it is unset, or written into the document."""
+
 
 @dataclass(frozen=True, slots=True)
 class Override:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from hisparsed.policy.problems import refuse, shown
 from hisparsed.policy.units import Duration
 
 PositiveDuration = Annotated[Duration, Field(gt=0)]
@@ -25,3 +26,24 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         serialize_by_alias=True,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _yes_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Or `true` would be read as 1."""
+        if isinstance(value, bool) and info.field_name in cls._plain_numbers():
+            raise refuse("number", f"{shown(value)} is not a number", hint="write a number")
+        return value
+
+    @classmethod
+    def _plain_numbers(cls) -> frozenset[str]:
+        """Keys whose values are numbers without a unit."""
+        return frozenset(
+            name
+            for name, field in cls.model_fields.items()
+            if any(
+                one in (int, float) or isinstance(one, int)  # a literal
+                for one in (field.annotation, *get_args(field.annotation))
+            )
+            and not any(isinstance(one, BeforeValidator) for one in field.metadata)
+        )

@@ -123,6 +123,8 @@ def _choice(value: str, context: Mapping[str, Any]) -> Words:
     expected = str(context["expected"])
     choices = [choice.strip(" '\"") for choice in expected.replace(" or ", ", ").split(",")]
     close = difflib.get_close_matches(value.strip('"'), choices, n=1)
+    if len(choices) == 1:
+        return f"{value} is not {choices[0]}", f"write {choices[0]}"
     return (
         f"{value} is not one of {', '.join(choices)}",
         f"did you mean {close[0]}?" if close else "",
@@ -168,9 +170,14 @@ def _length_words(value: str, context: Mapping[str, Any]) -> Words:
     return f"{value} has the wrong length", f"write {' and '.join(bounds)} characters or items"
 
 
+def _pattern_words(value: str, context: Mapping[str, Any]) -> Words:
+    return f"{value} has characters that may not be there", f"it must match {context['pattern']}"
+
+
 _TRANSLATED: Final[Mapping[str, Callable[[str, Mapping[str, Any]], Words]]] = {
     "enum": _choice,
     "literal_error": _choice,
+    "string_pattern_mismatch": _pattern_words,
     "int_from_float": _type_words(_TYPES["int"]),
     **{
         f"{name}_{stage}": _type_words(words)

@@ -12,6 +12,7 @@ from typing import ClassVar
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.css.query import NoMatches
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from hisparsed.tui.glyphs import ASCII, UNICODE
@@ -71,6 +72,18 @@ class TopApp(App[None]):
         if session is not None and session.player is not None:
             now_s = session.model.node_time_s or now_s
         return ViewContext(self.glyphs, now_s, SPANS_S[self._span])
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """Never as markup: brackets in what a node said are only brackets."""
+        super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     def next_span(self) -> None:
         self._span = (self._span + 1) % len(SPANS_S)

@@ -6,6 +6,7 @@ Pure. Nothing is sent here; every change carries the policy generation that the 
 from __future__ import annotations
 
 import getpass
+import re
 from dataclasses import dataclass, field
 
 from hisparsed.tui import format as fmt
@@ -14,6 +15,9 @@ from hisparsed.tui.views.levers import setting_text
 from hisparsed.tui.wire import Document, dig, items, text
 
 MODES = ("act", "advise", "off")
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])", re.ASCII)
+_TIME = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
 _MODE_MEANS = {
     "act": "moves again, as far as the policy document allows",
     "advise": "is still decided and explained, but nothing of it is sent to the engine",
@@ -39,12 +43,21 @@ def actor() -> str:
         return "unknown (top)"
 
 
-def request_body(model: NodeModel, change: Change) -> Document:
+def request_body(change: Change, generation: int | None) -> Document:
     """What is sent: the change, who asks, and which policy they had before them."""
     body: Document = {"actor": actor(), **change.body}
-    if model.generation is not None:
-        body["expected_generation"] = model.generation
+    if generation is not None:
+        body["expected_generation"] = generation
     return body
+
+
+def answer_words(answer: Document) -> str:
+    """What came of a change, from the node's answer."""
+    words = "done; it counts from the next tick"
+    if text(answer, "outcome") == "unchanged":
+        words = "the document has not changed since it was loaded"
+    not_kept = text(answer, "not_kept")
+    return words if not_kept is None else f"{words}. It will not survive a restart: {not_kept}"
 
 
 def reload(model: NodeModel) -> Change:
@@ -127,19 +140,11 @@ def parse_seconds(words: str) -> float | None:
     words = words.strip()
     if not words:
         return None
-    total, digits = 0.0, ""
-    for character in words:
-        if character.isdigit() or character == ".":
-            digits += character
-            continue
-        unit = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}.get(character)
-        if unit is None or not digits:
-            digits = ""
-            break
-        total, digits = total + float(digits) * unit, ""
-    if digits or total <= 0:
-        raise ValueError(f'"{words}" is not a time; write 30s, 10m or 1h30m, or nothing')
-    return total
+    if _TIME.fullmatch(words):
+        total = sum(float(count) * _UNITS_S[unit] for count, unit in _PART.findall(words))
+        if total > 0:
+            return total
+    raise ValueError(f'"{words}" is not a time; write 30s, 10m or 1h30m, or nothing')
 
 
 def frozen_levers(model: NodeModel) -> frozenset[str]:

@@ -76,6 +76,8 @@ def setting(value: object) -> str:
     """A lever's value, a policy value: as a person writes it."""
     if value is None:
         return UNKNOWN
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
@@ -83,16 +85,21 @@ def setting(value: object) -> str:
 
 def clock(unix_s: float | None) -> str:
     """Local time of day."""
-    if unix_s is None:
-        return UNKNOWN
-    return datetime.fromtimestamp(unix_s, UTC).astimezone().strftime("%H:%M:%S")
+    return _local(unix_s, "%H:%M:%S")
 
 
 def moment(unix_s: float | None) -> str:
     """Local date and time."""
+    return _local(unix_s, "%Y-%m-%d %H:%M:%S")
+
+
+def _local(unix_s: float | None, form: str) -> str:
     if unix_s is None:
         return UNKNOWN
-    return datetime.fromtimestamp(unix_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return datetime.fromtimestamp(unix_s, UTC).astimezone().strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return UNKNOWN  # no calendar reaches that far
 
 
 def _three(value: float) -> str:

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hisparsed.tui.wire import Document, number
+from hisparsed.tui.wire import Document, finite, number
 
 SPAN_S = 7_200.0
 FINE_S = 0.9
@@ -147,10 +147,13 @@ class History:
         older = [
             row
             for row in rows
-            if isinstance(row, list) and len(row) == len(columns) and (row[0] or 0) < begin
+            if isinstance(row, list)
+            and len(row) == len(columns)
+            and (at_s := finite(row[0])) is not None
+            and at_s < begin
         ]
         self._times = [float(row[0]) for row in older] + self._times
-        values = [tuple(None if at is None else row[at] for at in places) for row in older]
+        values = [tuple(None if at is None else finite(row[at]) for at in places) for row in older]
         self._values = values + self._values
         self._thin()
 

@@ -16,7 +16,7 @@ from hisparsed.tui import updates
 from hisparsed.tui.client import NodeClient
 from hisparsed.tui.errors import Refused, Unreachable
 from hisparsed.tui.history import SPAN_S
-from hisparsed.tui.wire import Document, dig, number, parse_object
+from hisparsed.tui.wire import Document, dig, items, number, parse_object
 
 Tell = Callable[[updates.Update], None]
 Part = tuple[str, dict[str, str | float], Callable[[Document], updates.Update]]
@@ -48,6 +48,8 @@ class LiveFeed:
         self._silence_s = silence_s
         self._policy_mark: object = None
         self._asking_requests: asyncio.Task[None] | None = None
+        self._asking_policy: asyncio.Task[None] | None = None
+        self._policy_asked_again = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -81,7 +83,11 @@ class LiveFeed:
             self._asking_requests = self._start(self._ask_requests())
 
     def refresh_policy(self) -> None:
-        self._start(self._ask_policy())
+        """Ask for the policy; once more afterwards where it is being asked for."""
+        if self._asking_policy is not None and not self._asking_policy.done():
+            self._policy_asked_again = True
+            return
+        self._asking_policy = self._start(self._ask_policy())
 
     async def tick(self, entry: Document) -> Document:
         """The whole tick of a flat decision. Raises ``Refused`` and ``Unreachable``."""
@@ -135,10 +141,15 @@ class LiveFeed:
             self._tell(wrap(document))
 
     async def _ask_policy(self) -> None:
-        try:
-            self._tell(updates.PolicyNews(await self.client.get("/v1/policy")))
-        except (Unreachable, Refused):
-            self._policy_mark = None  # the next status asks again
+        again = True
+        while again:
+            self._policy_asked_again = False
+            try:
+                self._tell(updates.PolicyNews(await self.client.get("/v1/policy")))
+            except (Unreachable, Refused):
+                self._policy_mark = None  # the next status asks again
+                return
+            again = self._policy_asked_again
 
     async def _ask_requests(self) -> None:
         try:
@@ -167,10 +178,7 @@ def _news(kind: str, data: str) -> updates.Update | None:
     if kind == "event":
         return updates.EventNews([parse_object(data)])
     if kind in ("decisions", "logs"):
-        entries = json.loads(data)
-        if not isinstance(entries, list):
-            raise ValueError(kind)
-        found: list[Document] = [one for one in entries if isinstance(one, dict)]
+        found = items({kind: json.loads(data)}, kind)
         return updates.DecisionNews(found) if kind == "decisions" else updates.LogNews(found)
     return None
 
@@ -180,12 +188,12 @@ def _policy_mark(status: Document) -> object:
 
 
 def _decisions(document: Document) -> updates.Update:
-    return updates.DecisionNews(document.get("decisions") or [])
+    return updates.DecisionNews(items(document, "decisions"))
 
 
 def _events(document: Document) -> updates.Update:
-    return updates.EventNews(document.get("events") or [])
+    return updates.EventNews(items(document, "events"))
 
 
 def _logs(document: Document) -> updates.Update:
-    return updates.LogNews(document.get("lines") or [])
+    return updates.LogNews(items(document, "lines"))

@@ -168,8 +168,6 @@ class NodeModel:
 
     def _merge(self, ring: deque[Document], news: list[Document]) -> None:
         """Newest first, each once."""
-        if not news:
-            return
         known = {_identity(one) for one in ring}
         fresh = [one for one in news if _identity(one) not in known]
         if not fresh:
@@ -190,7 +188,7 @@ class NodeModel:
 
 
 def _identity(entry: Document) -> tuple[object, ...]:
-    return (entry.get("at_unix_s"), entry.get("sequence"), entry.get("lever"))
+    return (number(entry, "at_unix_s"), number(entry, "sequence"), text(entry, "lever"))
 
 
 def _age_order(entry: Document) -> tuple[float, float]:

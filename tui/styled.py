@@ -14,7 +14,8 @@ from rich.cells import cell_len, set_cell_size
 Part = str | tuple[str, str]
 """Text, or text with a role of ``themes.ROLES``."""
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Also what turns the direction of text around: it would reorder the rest of the line.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 Document = dict[str, Any]
@@ -19,10 +20,15 @@ def dig(document: object, path: str) -> Any:
 
 
 def number(document: object, path: str) -> float | None:
-    value = dig(document, path)
+    """A finite number."""
+    return finite(dig(document, path))
+
+
+def finite(value: object) -> float | None:
+    """The value where it is a number that can be drawn."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value
+    return value if math.isfinite(value) else None
 
 
 def text(document: object, path: str) -> str | None:

@@ -123,15 +123,24 @@ def set_value(
     from hisparsed.cli.options import actor, seconds
     from hisparsed.control.status_text import clock_text
     from hisparsed.errors import UserError
+    from hisparsed.policy.override import LONGEST_S
+    from hisparsed.policy.units import format_duration
 
     if (for_ is None) is not until_unset:
         raise UserError("say how long: --for 1h, or --until-unset; one of the two")
     for_s = None if for_ is None else seconds("--for", for_)
+    if for_s is not None and not 0 < for_s <= LONGEST_S:
+        raise UserError(
+            f'--for: "{for_}" must be more than 0s and at most {format_duration(LONGEST_S)}; '
+            "--until-unset leaves out the end"
+        )
     body = {"actor": actor(), "key": key, "value": value, "for_s": for_s}
     answer = _post(socket, "/v1/policy/set", body)
     expires = answer["override"]["expires_unix_s"]
     end = "it is unset" if expires is None else clock_text(expires)
     text = f"{key} = {value} until {end}; generation {answer['generation']}."
+    for one in answer["pending_restart"]:
+        text += f"\n{one['key']} runs as {one['running']}; {one['wanted']} needs a restart."
     if answer["not_kept"] is not None:
         text += f"\nIt will not survive a restart: {answer['not_kept']}."
     _print(answer, text, as_json)

@@ -28,6 +28,7 @@ OWNED_ENGINE_ARGS: Final = {
     "kv_offloading_size": _CONNECTORS,
     "kv_offloading_backend": _CONNECTORS,
     "scheduler_cls": "the daemon's scheduler carries out admission",
+    "scheduling_policy": "admission.order of the policy says which call starts first",
     "disable_hybrid_kv_cache_manager": "HiSparse needs the hybrid manager",
     "disable_log_stats": "the control loop reads the engine's statistics",
 }

@@ -19,7 +19,7 @@ from hisparsed.control.actions import Operator
 from hisparsed.control.api_base import ERROR_HANDLERS, ApiError, parse_query
 from hisparsed.control.api_policy import PolicyApi
 from hisparsed.control.board import Board
-from hisparsed.control.broadcast import Broadcast
+from hisparsed.control.broadcast import Broadcast, Message
 from hisparsed.control.journal import Journal
 from hisparsed.control.journal_store import Query
 from hisparsed.control.policy_source import PolicySource
@@ -28,6 +28,7 @@ from hisparsed.control.status import Lifecycle
 from hisparsed.policy.reasons import Lever
 
 MAX_LIMIT = 1_000
+LONGEST_SILENCE_S = 5.0
 _DEFAULT_LIMIT = 50
 
 
@@ -107,12 +108,19 @@ class ControlApi:
         )
 
     async def _stream(self) -> AsyncIterator[str]:
-        """The status at once, then each tick's status, notable decisions, and events."""
-        with self.broadcast.listen() as messages:
-            yield _frame("status", self.board.status().model_dump_json())
+        """The status at once, then each tick's status, notable decisions, and events.
+
+        The status also where nothing else comes for a while: an engine that starts, or a slow
+        tick, must not look like a daemon that hangs.
+        """
+        with self.broadcast.listen(silence_s=LONGEST_SILENCE_S) as messages:
+            yield self._status_frame()
             async for message in messages:
-                yield _frame(message.kind, message.data)
+                yield self._status_frame() if message is None else _frame(message)
+
+    def _status_frame(self) -> str:
+        return _frame(Message("status", self.board.status().model_dump_json()))
 
 
-def _frame(kind: str, data: str) -> str:
-    return f"event: {kind}\ndata: {data}\n\n"
+def _frame(message: Message) -> str:
+    return f"event: {message.kind}\ndata: {message.data}\n\n"

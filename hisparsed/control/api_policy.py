@@ -6,9 +6,9 @@ Changes go through ``Operator`` only.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,10 +21,22 @@ from hisparsed.control.policy_source import PolicySource, ReloadOutcome
 from hisparsed.control.policy_views import judgement, policy_document
 from hisparsed.policy.document import ConfigError
 from hisparsed.policy.json_schema import policy_json_schema
-from hisparsed.policy.problems import key_text
+from hisparsed.policy.override import LONGEST_S
+from hisparsed.policy.problems import key_text, refuse
 from hisparsed.policy.reasons import Lever
 from hisparsed.policy.schedules import SetValue
 from hisparsed.policy.schema import Mode
+from hisparsed.policy.units import format_duration
+
+
+def _span(seconds: float | None) -> float | None:
+    if seconds is not None and not 0 < seconds <= LONGEST_S:
+        message = (
+            f"must be more than 0 and at most {LONGEST_S:.0f} seconds "
+            f"({format_duration(LONGEST_S)}); null lasts until it is unset"
+        )
+        raise refuse("span", message)
+    return seconds
 
 
 class _Body(ActorBody):
@@ -45,7 +57,7 @@ class _SetBody(_Body):
     key: str
     value: SetValue
     """Text is read as the policy document would read it."""
-    for_s: float | None = Field(gt=0, allow_inf_nan=False)
+    for_s: Annotated[float | None, AfterValidator(_span)]
     """Seconds; ``null`` lasts until it is unset, and must be said."""
 
 
@@ -117,7 +129,9 @@ class PolicyApi:
             )
         except ConfigError as error:
             raise ApiError(422, "value_refused", _words(error)) from None
-        return JSONResponse({"override": asdict(override), **self._summary()})
+        pending = [asdict(one) for one in self.board.pending_restart()]
+        answer = {"override": asdict(override), "pending_restart": pending}
+        return JSONResponse({**answer, **self._summary()})
 
     async def unset_value(self, request: Request) -> Response:
         body = await parse_body(request, _UnsetBody)
@@ -130,6 +144,9 @@ class PolicyApi:
         except LookupError:
             held = ", ".join(one.key for one in self.source.overrides) or "nothing"
             message = f"no operator has set {body.key}; set now: {held}"
+            modes = {f"levers.{lever}.mode" for lever in self.operator.overrides.modes}
+            if body.key in modes:
+                message += "; `hisparsed mode policy` sets the mode of a lever back"
             raise ApiError(422, "not_set", message) from None
         return JSONResponse(self._summary())
 

@@ -38,14 +38,14 @@ class Broadcast:
         self._put(None)
 
     @contextmanager
-    def listen(self) -> Iterator[AsyncIterator[Message]]:
-        """Messages from now on, until ``close``."""
+    def listen(self, *, silence_s: float | None = None) -> Iterator[AsyncIterator[Message | None]]:
+        """Messages from now on, until ``close``; ``None`` after each ``silence_s`` without one."""
         backlog: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=_BACKLOG)
         if self._closed:
             backlog.put_nowait(None)
         self._listeners.add(backlog)
         try:
-            yield _until_closed(backlog)
+            yield _until_closed(backlog, silence_s)
         finally:
             self._listeners.discard(backlog)
 
@@ -56,6 +56,16 @@ class Broadcast:
             backlog.put_nowait(message)
 
 
-async def _until_closed(backlog: asyncio.Queue[Message | None]) -> AsyncIterator[Message]:
-    while (message := await backlog.get()) is not None:
+async def _until_closed(
+    backlog: asyncio.Queue[Message | None], silence_s: float | None
+) -> AsyncIterator[Message | None]:
+    while True:
+        try:
+            async with asyncio.timeout(silence_s):
+                message = await backlog.get()
+        except TimeoutError:
+            yield None
+            continue
+        if message is None:
+            return
         yield message

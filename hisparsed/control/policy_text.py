@@ -46,8 +46,13 @@ def _policy_lines(answer: Mapping[str, Any], now_unix_s: float, every: bool) -> 
         or settable_keys()[key].text(defaults) != value
     }
     wide, broad = _widths(shown)
+    held = {one["key"] for one in answer["overrides"]}
     for key, value in shown.items():
-        yield f"{key:{wide}}  {value:{broad}}  {_source(answer['sources'][key], now_unix_s)}"
+        source = answer["sources"][key]
+        words = _source(source, now_unix_s)
+        if source["from"] == "override" and key not in held:
+            words = f"mode set by {source['actor']}, until it is set back or the daemon ends"
+        yield f"{key:{wide}}  {value:{broad}}  {words}"
     left_out = len(answer["values"]) - len(shown)
     if left_out:
         yield f"{left_out} more keys have their default; --all shows them."

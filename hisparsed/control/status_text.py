@@ -226,4 +226,8 @@ def _journal(status: Status) -> str:
 
 def clock_text(unix_s: float) -> str:
     """Local time to the second."""
-    return datetime.fromtimestamp(unix_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        moment = datetime.fromtimestamp(unix_s, UTC).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return "a time beyond every calendar"
+    return moment.strftime("%Y-%m-%d %H:%M:%S")

@@ -25,7 +25,17 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 SESSION_HEADER = b"x-hisparsed-session"
 MAX_BODY_BYTES = 64 * 2**20
 """Larger bodies are refused: a million tokens of text are a tenth of it."""
-_GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+_GENERATING = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/systemone",
+    "/inference/v1/generate",
+    "/generative_scoring",
+    # Where SageMaker sends any of the calls above.
+    "/invocations",
+)
 _DRAIN_RETRY_S = 5
 
 

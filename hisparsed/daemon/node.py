@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from hisparsed.control.records import EventKind
 from hisparsed.control.socket import ControlServer, QuietServer
 from hisparsed.control.status import Lifecycle
 from hisparsed.daemon.gate import Gate
+from hisparsed.daemon.key_guard import KeyGuard
 from hisparsed.daemon.listen import bind_tcp, make_state_dir, state_lock
 from hisparsed.daemon.logs import watched_logs
 from hisparsed.daemon.metrics_page import GateCollector, metrics_app, metrics_page
@@ -144,7 +146,7 @@ async def _serve(
             keys = read_api_keys(key_file) if key_file is not None else []
             app = await build_openai_app(engine.llm, api_keys=keys)
             node = RunningNode(config, engine, parts, manager)
-            return await node.run(app, api_socket, metrics_socket)
+            return await node.run(app, keys, api_socket, metrics_socket)
         finally:
             manager.stopping("Stopping the engine", within_s=2 * stop_s)
             async with manager.busy("Stopping the engine", at_most_s=2 * stop_s):
@@ -176,6 +178,7 @@ class RunningNode:
     async def run(
         self,
         app: Any,
+        api_keys: Sequence[str],
         api_socket: socket.socket,
         metrics_socket: socket.socket | None,
     ) -> int:
@@ -197,7 +200,7 @@ class RunningNode:
         parts.board.watchers.append(self._standstill().watch)
         loop = parts.make_loop(self._engine, lambda admission: _limit(door, context, admission))
         self._install_signals()
-        api_server = _server(gate)
+        api_server = _server(KeyGuard(gate, api_keys=api_keys))
         # vLLM's error handlers stop the server through this when they find the engine dead.
         app.state.server = api_server
         servers = [(api_server, api_socket)]

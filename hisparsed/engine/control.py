@@ -93,7 +93,8 @@ class EngineControl:
             self._coordinator, self._resident, self._cache_manager.block_pool, source_group + 1
         )
         self._held = HeldPrefix(
-            self._cache_manager.coordinator,
+            self.host.pool,
+            self._cache_manager.block_pool,
             self._offload._policy,
             source_group,
             source_group + 1,
@@ -208,12 +209,13 @@ class EngineControl:
 
     def _reorder(self, waiting: Any, now_s: float) -> None:
         requests = list(waiting)
+        self._held.look(requests, now_s)
         # Arrival times are wall-clock in vLLM; the offset to our clock is not needed, only
         # how long each call has waited.
         calls = [
             WaitingCall(
                 index=index,
-                recompute_tokens=request.num_tokens - self._held.tokens(request, now_s),
+                recompute_tokens=request.num_tokens - self._held.tokens(request.request_id),
                 waited_s=self._scheduler.waited_s(request),
             )
             for index, request in enumerate(requests)

@@ -1,55 +1,101 @@
 """How much of a waiting call's prefix both pools still hold, asked of vLLM's own caches.
 
 A prefix counts only where the HiSparse pool and the indexer KV (on the GPU or offloaded)
-both reach. Read-only: recency of what is looked at does not change.
+both reach. Read-only: recency of what is looked at does not change. A look-up costs a probe a
+block, on the engine thread, so one pass makes a bounded number of them.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.kv_offload.base import make_offload_key
+
+PASS_BLOCKS = 2_048
+"""Blocks that one pass probes, give or take one call: a few milliseconds."""
+_HEADS = 4
+"""Calls that are about to start are asked for before those that waited longest for it."""
 
 
 class HeldPrefix:
-    """Held tokens of a request, cached for a short while: a look-up costs a probe a block."""
+    """Held tokens of waiting calls; ``look`` asks the caches, ``tokens`` says what was found.
+
+    ``source_pool`` and ``indexer_pool`` are vLLM's block pools of the two cache groups,
+    ``chunks`` the offload pool's cache policy.
+    """
 
     def __init__(
         self,
-        coordinator: Any,
-        offload_policy: Any,
+        source_pool: Any,
+        indexer_pool: Any,
+        chunks: Any,
         source_group: int,
         indexer_group: int,
         block_tokens: int,
         fresh_for_s: float = 0.25,
     ) -> None:
-        self._coordinator = coordinator
-        self._offload_policy = offload_policy
+        self._source_pool = source_pool
+        self._indexer_pool = indexer_pool
+        self._chunks = chunks
         self._source_group = source_group
         self._indexer_group = indexer_group
         self._block_tokens = block_tokens
         self._fresh_for_s = fresh_for_s
-        self._cached: dict[str, tuple[float, int]] = {}
+        self._found: dict[str, tuple[float, int]] = {}
 
-    def tokens(self, request: Any, now_s: float) -> int:
-        """Tokens of the prefix that would not have to be recomputed now."""
-        known = self._cached.get(request.request_id)
-        if known is not None and now_s - known[0] < self._fresh_for_s:
-            return known[1]
-        _, hits = self._coordinator.find_longest_cache_hit_per_group(
-            request.block_hashes, request.num_tokens - 1
-        )
-        held = int(hits[self._indexer_group])
-        source = int(hits[self._source_group])
-        while held < source:
-            block_hash = request.block_hashes[held // self._block_tokens]
-            chunk = self._offload_policy.get(make_offload_key(block_hash, self._indexer_group))
-            if chunk is None or not chunk.is_ready:
-                break
-            held += self._block_tokens
-        held = min(held, source)
-        self._cached[request.request_id] = (now_s, held)
-        return held
+    def look(self, requests: Sequence[Any], now_s: float) -> None:
+        """Bring what is known of ``requests``, in starting order, up to date.
+
+        With more calls than one pass can ask for, the others are asked for in turn, those
+        never asked for first.
+        """
+        stale = [
+            request
+            for request in requests
+            if now_s - self._looked_at_s(request.request_id) >= self._fresh_for_s
+        ]
+        heads, others = stale[:_HEADS], stale[_HEADS:]
+        others.sort(key=lambda request: self._looked_at_s(request.request_id))
+        left = PASS_BLOCKS
+        for request in (*heads, *others):
+            if left <= 0:
+                return
+            held = self._held_blocks(request)
+            left -= held + 1
+            self._found[request.request_id] = (now_s, held * self._block_tokens)
+
+    def tokens(self, request_id: str) -> int:
+        """Tokens of the prefix that would not have to be recomputed, when it was last asked
+        for; none for a call that was not yet."""
+        return self._found.get(request_id, (0.0, 0))[1]
 
     def forget(self, request_id: str) -> None:
-        self._cached.pop(request_id, None)
+        self._found.pop(request_id, None)
+
+    def _looked_at_s(self, request_id: str) -> float:
+        return self._found.get(request_id, (-math.inf, 0))[0]
+
+    def _held_blocks(self, request: Any) -> int:
+        # The last token is always computed.
+        usable = (int(request.num_tokens) - 1) // self._block_tokens
+        # Fetched anew each time: a reset of the cache replaces vLLM's tables.
+        source = self._source_pool.cached_block_hash_to_block
+        indexer = self._indexer_pool.cached_block_hash_to_block
+        on_gpu, held = True, 0
+        for block_hash in request.block_hashes[:usable]:
+            key = make_block_hash_with_group_id(block_hash, self._source_group)
+            if source.get_one_block(key) is None:
+                break
+            if on_gpu:
+                key = make_block_hash_with_group_id(block_hash, self._indexer_group)
+                on_gpu = indexer.get_one_block(key) is not None
+            if not on_gpu:
+                # As vLLM: the offload pool goes on where the GPU ends.
+                chunk = self._chunks.get(make_offload_key(block_hash, self._indexer_group))
+                if chunk is None or not chunk.is_ready:
+                    break
+            held += 1
+        return held

@@ -12,9 +12,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 
+from reports import IDLE
 from side import Side
 
 from hisparsed.canary.question import CanaryEngine
+from hisparsed.engine.messages import EngineReport
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["HISPARSED_ENGINE"] = "1"
@@ -27,6 +29,6 @@ def make_side(tmp_path: Path) -> Callable[[CanaryEngine], Side]:
 
 
 @pytest.fixture
-async def report() -> EngineReport:
+def report() -> EngineReport:
     """Of a node that is not busy."""
-    return await FakeEngine().report()
+    return IDLE

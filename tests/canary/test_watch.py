@@ -38,6 +38,11 @@ def wrong_in(residency: str) -> Callable[[Question], tuple[int, ...]]:
     return lambda question: WRONG if question.residency == residency else RIGHT
 
 
+def kept_file(path: str) -> tuple[int, str]:
+    """Mode and text."""
+    return stat.S_IMODE(Path(path).stat().st_mode), Path(path).read_text()
+
+
 async def rounds(side: Any, report: EngineReport, count: int = 1, **canary: Any) -> None:
     for _ in range(count):
         await side.tick(report, **canary)
@@ -71,14 +76,15 @@ async def test_another_answer_freezes_alarms_and_keeps_evidence(
     assert side.events()[-1] == "canary-mismatch"
     word = "no" if residency == "none" else residency
     assert f"token 3 of 4 differs in {word} residency" in side.last_words()
-    kept = Path(status.evidence)
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o640
-    document = json.loads(kept.read_text())
+    mode, text = kept_file(status.evidence)
+    assert mode == 0o640
+    document = json.loads(text)
     assert document["expected"] == list(RIGHT)
     differing = [one for one in document["answers"] if one["got"] == list(WRONG)]
     assert [one["asked"] for one in differing] == [residency]
     assert document["decisions"]
-    assert "requests" not in document["report"]["hot"]
+    assert "of-a-user" in report.model_dump_json()
+    assert "of-a-user" not in text
 
 
 async def test_a_difference_in_the_first_round_alarms_and_records_nothing(
@@ -146,6 +152,31 @@ async def test_a_dead_engine_is_not_the_canarys_to_tell(
     engine.reply = lambda question: EngineGone("dead")
     await rounds(side, report)
     assert side.events() == []
+
+
+async def test_memory_that_moved_asks_for_a_round(side: Any, report: EngineReport) -> None:
+    await side.tick(report)
+    side.now_s += 70
+    lent = report.host.model_copy(update={"offload_target_blocks": 150, "pending_blocks": 9})
+    await side.tick(report.model_copy(update={"host": lent}))
+    assert side.canary.status().rounds_total == 1, "blocks are still on their way"
+    lent = lent.model_copy(update={"pending_blocks": 0})
+    await side.tick(report.model_copy(update={"host": lent}))
+    status = side.canary.status()
+    assert (status.rounds_total, status.last_trigger) == (2, "move")
+
+
+@pytest.mark.parametrize("busy", ["waiting", "coverage"])
+async def test_a_node_with_more_work_than_it_can_do_is_left_alone(
+    engine: Scripted, side: Any, report: EngineReport, busy: str
+) -> None:
+    waiting = report.requests.model_copy(update={"waiting": 1})
+    change = (
+        {"requests": waiting} if busy == "waiting" else {"admission_order": "held-prefix-first"}
+    )
+    await side.tick(report.model_copy(update=change))
+    assert engine.asked == []
+    assert side.canary.status().left_out_total == 1
 
 
 async def test_off_asks_nothing(engine: Scripted, side: Any, report: EngineReport) -> None:

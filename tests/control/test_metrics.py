@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hisparsed.control.metric_table import METRICS
 from hisparsed.control.metrics import metrics_document
+from hisparsed.control.status import CanaryState, CanaryStatus
 from hisparsed.policy.reasons import Lever
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,9 @@ async def test_every_metric_has_samples_and_stands_in_the_document(node: Any) ->
     await node.loop.start()
     node.engine.target = 10
     node.engine.live_set_tokens = 10**6
+    node.board.canary = lambda: CanaryStatus(
+        state=CanaryState.OK, sentence="equal", last_unix_s=1_700_000_000.0
+    )
     await node.ticks(2)
     page = {name for name, _ in samples(node)}
     missing = {metric.name for metric in METRICS} - page

@@ -245,3 +245,11 @@ async def test_a_body_beyond_the_limit_is_refused_before_it_is_read_whole(node: 
     assert answer.json()["error"]["type"] == "request_too_large"
     assert taken == 3
     assert node.gate.counters.refused_size == 1
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/inference/v1/generate", "/generative_scoring"])
+async def test_a_drain_refuses_calls_by_whatever_path_vllm_serves_them(
+    node: Node, path: str
+) -> None:
+    node.gate.drain()
+    assert (await node.client.post(path, json={})).status_code == 503

@@ -70,6 +70,7 @@ def policy_document(**changes: Any) -> dict[str, Any]:
         "pools": {"offload": {"floor": "5%", "ceiling": "50%", "start": "20%"}},
         "rebalance": {"strategy": "fixed", "cool_down": "1s", "cool_down_towards_safety": "0s"},
         "levers": {"multiplier": {"mode": "off"}},
+        "canary": {"enabled": False},
         **changes,
     }
 

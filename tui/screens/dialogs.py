@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Button, Footer, Input, Label, OptionList, Static
 from textual.widgets.option_list import Option
 
 from hisparsed.tui.changes import Change, parse_seconds
+from hisparsed.tui.screens.steady import SteadyModal
 from hisparsed.tui.styled import EMPTY, Line, line
 from hisparsed.tui.widgets.lines import LinesView
 
@@ -20,7 +21,7 @@ LinesFor = Callable[[int], Sequence[Line]]
 """Lines for a width in cells."""
 
 
-class ConfirmDialog(ModalScreen[bool]):
+class ConfirmDialog(SteadyModal[bool]):
     """What will happen, and a plain yes or no; no is where the cursor is."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -56,7 +57,7 @@ class ConfirmDialog(ModalScreen[bool]):
         self.dismiss(event.button.id == "yes")
 
 
-class ChoiceDialog(ModalScreen[str | None]):
+class ChoiceDialog(SteadyModal[str | None]):
     """One of ``choices``, or ``None`` when left."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave")]
@@ -79,7 +80,7 @@ class ChoiceDialog(ModalScreen[str | None]):
         self.dismiss(self._choices[event.option_index])
 
 
-class ValueDialog(ModalScreen[tuple[str, float | None] | None]):
+class ValueDialog(SteadyModal[tuple[str, float | None] | None]):
     """A new value for a policy key, and for how long in seconds."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave")]
@@ -123,7 +124,7 @@ class ValueDialog(ModalScreen[tuple[str, float | None] | None]):
         self.query_one("#mistake", Label).update(mistake)
 
 
-class DetailDialog(ModalScreen[None]):
+class DetailDialog(SteadyModal[None]):
     """Something long to read; fits itself to the width."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -148,7 +149,7 @@ class DetailDialog(ModalScreen[None]):
         self.query_one("#detail").focus()
         self.call_after_refresh(self._show)
 
-    def on_resize(self) -> None:
+    def resized(self, event: events.Resize) -> None:
         self.call_after_refresh(self._show)
 
     def _show(self) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 from textual.widgets import Footer
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
+from hisparsed.tui.screens.steady import SteadyScreen
 from hisparsed.tui.session import NodeSession
 from hisparsed.tui.styled import Line, ends, line
 from hisparsed.tui.views.fleet import FLEET_TITLES, fleet_line, fleet_summary, worst_first
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hisparsed.tui.app import TopApp
 
 
-class FleetScreen(Screen[None]):
+class FleetScreen(SteadyScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("w", "span", "Span"),
         Binding("p", "pause", "Pause"),
@@ -73,7 +74,7 @@ class FleetScreen(Screen[None]):
             line((FLEET_TITLES, "title")), [model.label for model in models], row
         )
 
-    def on_resize(self) -> None:
+    def resized(self, event: events.Resize) -> None:
         self.call_after_refresh(self.top.draw)
 
     def on_screen_resume(self) -> None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Footer
 
-from hisparsed.tui.changes import Change, request_body
+from hisparsed.tui.changes import Change, answer_words, request_body
 from hisparsed.tui.errors import ViewError
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.screens.decisions_page import DecisionsPage
@@ -20,6 +19,7 @@ from hisparsed.tui.screens.overview_page import OverviewPage
 from hisparsed.tui.screens.page import Page
 from hisparsed.tui.screens.policy_page import PolicyPage
 from hisparsed.tui.screens.requests_page import RequestsPage
+from hisparsed.tui.screens.steady import SteadyScreen
 from hisparsed.tui.session import Feed, NodeSession
 from hisparsed.tui.styled import line
 from hisparsed.tui.views.header import Banner, PageTab, header_lines, tab_at, tab_line
@@ -39,7 +39,7 @@ TABS = (
 )
 
 
-class NodeScreen(Screen[None]):
+class NodeScreen(SteadyScreen[None]):
     """One node. The application calls ``draw`` when there is news, and every second."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -119,7 +119,7 @@ class NodeScreen(Screen[None]):
         shown = self._frozen[0] if self._frozen else model
         self.page.draw(shown, context)
 
-    def on_resize(self, event: events.Resize) -> None:
+    def resized(self, event: events.Resize) -> None:
         width, height = event.size
         small = width < LEAST_WIDTH or height < LEAST_HEIGHT
         self.set_class(small, "small")
@@ -222,18 +222,20 @@ class NodeScreen(Screen[None]):
             return True
         return False
 
-    async def submit(self, change: Change) -> None:
-        """Ask the operator, then the node, and say what it answered."""
+    async def submit(self, change: Change, generation: int | None) -> None:
+        """Ask the operator, then the node, and say what it answered.
+
+        ``generation`` is the policy's that the operator looked at when they began.
+        """
         client = self.session.client
         if client is None or not self.may_change():
             return
-        body = request_body(self.session.model, change)
         if not await self.app.push_screen_wait(ConfirmDialog(change)):
             return
         try:
-            await client.post(change.path, body)
+            answer = await client.post(change.path, request_body(change, generation))
         except ViewError as error:
             self.notify(str(error), title=f"Refused: {change.title}", severity="error", timeout=15)
             return
-        self.notify("done; it counts from the next tick", title=change.title)
+        self.notify(answer_words(answer), title=change.title)
         self.feed.refresh_policy()

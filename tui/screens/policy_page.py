@@ -26,7 +26,7 @@ from hisparsed.tui.views.policy import (
 from hisparsed.tui.widgets.lines import LinesView
 from hisparsed.tui.widgets.table import TableView
 
-Submit = Callable[[changes.Change], Awaitable[None]]
+Submit = Callable[[changes.Change, int | None], Awaitable[None]]
 _DOCUMENT = "as the document says"
 
 
@@ -91,48 +91,54 @@ class PolicyPage(Page):
         row, model = self._under_cursor(), self.shown
         if row is None or model is None or not self._may_change():
             return
+        generation = model.generation
         given = await self.app.push_screen_wait(ValueDialog(row.key, row.value))
         if given is not None:
             value, seconds = given
-            await self._submit(changes.set_value(row.key, row.value, value, seconds))
+            change = changes.set_value(row.key, row.value, value, seconds)
+            await self._submit(change, generation)
 
     @work
     async def action_unset(self) -> None:
-        row = self._under_cursor()
-        if row is None or not self._may_change():
+        row, model = self._under_cursor(), self.shown
+        if row is None or model is None or not self._may_change():
             return
         if not row.overridden:
-            self.notify(f"{row.key} is not overridden; there is nothing to unset")
+            self.notify(f"{row.key}: {row.origin}; there is nothing to unset")
             return
-        await self._submit(changes.unset(row.key))
+        await self._submit(changes.unset(row.key), model.generation)
 
     @work
     async def action_freeze(self) -> None:
         model = self.shown
         if model is None or not self._may_change():
             return
-        frozen = changes.frozen_levers(model)
+        generation, frozen = model.generation, changes.frozen_levers(model)
         choices = {f"{'thaw' if one in frozen else 'freeze'} {one}": one for one in LEVERS}
         chosen = await self.app.push_screen_wait(ChoiceDialog("Freeze or thaw", list(choices)))
         if chosen is None:
             return
         lever = choices[chosen]
         make = changes.thaw if lever in frozen else changes.freeze
-        await self._submit(make(model, lever))
+        await self._submit(make(model, lever), generation)
 
     @work
     async def action_mode(self) -> None:
-        if not self._may_change():
+        model = self.shown
+        if model is None or not self._may_change():
             return
+        generation = model.generation
         lever = await self.app.push_screen_wait(ChoiceDialog("Mode of which lever", LEVERS))
         if lever is None:
             return
         modes = [*changes.MODES, _DOCUMENT]
         mode = await self.app.push_screen_wait(ChoiceDialog(f"Mode of {lever}", modes))
         if mode is not None:
-            await self._submit(changes.set_mode(lever, None if mode == _DOCUMENT else mode))
+            change = changes.set_mode(lever, None if mode == _DOCUMENT else mode)
+            await self._submit(change, generation)
 
     @work
     async def action_reload(self) -> None:
-        if self.shown is not None and self._may_change():
-            await self._submit(changes.reload(self.shown))
+        model = self.shown
+        if model is not None and self._may_change():
+            await self._submit(changes.reload(model), model.generation)

@@ -21,6 +21,8 @@ def cells_of(amounts: Sequence[float], total: float, width: int) -> list[int]:
     """Cells a part: rounded by the largest remainder, at least one for what is not zero."""
     if total <= 0 or width <= 0:
         return [0] * len(amounts)
+    # Parts of more than the whole share the bar.
+    total = max(total, sum(max(0.0, amount) for amount in amounts))
     exact = [max(0.0, amount) / total * width for amount in amounts]
     cells = [max(int(share), 1) if share > 0 else 0 for share in exact]
     filled = min(width, round(sum(exact)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.styled import EMPTY, Line, line, wrap
-from hisparsed.tui.wire import Document, dig, items, number, text
+from hisparsed.tui.wire import Document, dig, finite, items, number, text
 
 _EFFECT = (
     ("hisparse reach (tokens)", "hisparse.capacity_blocks", "hisparse.in_use_blocks"),
@@ -154,8 +154,9 @@ def _flat(document: object, prefix: str = "") -> list[Line]:
 
 
 def _exact(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    exact = finite(value)
+    if exact is None:
         return fmt.setting(value)
-    if isinstance(value, int) or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+    if exact == int(exact):
+        return f"{exact:,.0f}"
+    return f"{exact:,.4g}" if abs(exact) < 1000 else f"{exact:,.1f}"

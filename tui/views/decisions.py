@@ -101,7 +101,7 @@ def entry_line(
         (f"{at}  ", "dim"),
         (f"{lever:<11}", "title"),
         (f"{state:<7}", "bad" if error else "good" if acts else "dim"),
-        (f"{entry.get('code', ''):<20} ", "accent" if acts else ""),
+        (f"{text(entry, 'code') or '':<20} ", "accent" if acts else ""),
         (f"{_change(model, entry, context):<14} " if values else "", "strong" if acts else "dim"),
         text(entry, "sentence") or "",
     )

@@ -115,9 +115,10 @@ def _canary(status: object, context: ViewContext) -> Line:
         return line(title, (NOT_AVAILABLE, "dim"))
     good = state in ("ok", "passing", "equal")
     mark = context.glyphs.on if good else context.glyphs.off
+    role = "good" if good else "dim" if state in ("off", "waiting") else "bad"
     return line(
         title,
-        (f"{mark} {state}", "good" if good else "bad"),
+        (f"{mark} {state}", role),
         f"  {text(status, 'canary.sentence') or ''}",
     )
 

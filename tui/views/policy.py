@@ -31,11 +31,16 @@ def policy_rows(model: NodeModel, search: str = "", *, now_s: float = 0.0) -> li
     values, sources = document.get("values"), document.get("sources")
     if not isinstance(values, dict):
         values, sources = _flat(document.get("value")), {}
+    held = {text(one, "key") for one in items(document, "overrides")}
     rows = []
     for key, value in values.items():
         source = sources.get(key) if isinstance(sources, dict) else None
-        origin = _origin(source, now_s)
-        row = PolicyRow(str(key), fmt.setting(value), origin, text(source, "from") == "override")
+        overridden, origin = text(source, "from") == "override", _origin(source, now_s)
+        if overridden and key not in held:
+            # A mode of a lever: it ends with the daemon, and nothing holds a value for the key.
+            overridden = False
+            origin = f"mode set by {text(source, 'actor') or fmt.UNKNOWN}; m sets it back"
+        row = PolicyRow(str(key), fmt.setting(value), origin, overridden)
         if not search or search.lower() in f"{row.key} {row.value} {row.origin}".lower():
             rows.append(row)
     return rows

@@ -1,0 +1,73 @@
+"""Asks for an API key on every path but those that say whether the node is well.
+
+An ASGI middleware in front of the gate, so that who has no key holds no place in it. vLLM's own
+check guards `/v1` alone, and its application answers calls elsewhere too (`/invocations`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version", "/load"})
+
+
+class KeyGuard:
+    """``app`` for clients that send one of ``api_keys`` as a bearer token; 401 for others.
+
+    Without keys everybody passes.
+    """
+
+    def __init__(self, app: App, *, api_keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [sha256(key.encode()).digest() for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._digests and self._needs_key(scope) and not self._has_key(scope):
+            await _refuse(scope, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _needs_key(self, scope: Scope) -> bool:
+        if scope["type"] == "websocket":
+            return True
+        # Browsers ask with OPTIONS before they may send a key.
+        return (
+            scope["type"] == "http"
+            and scope["method"] != "OPTIONS"
+            and scope["path"] not in OPEN_PATHS
+        )
+
+    def _has_key(self, scope: Scope) -> bool:
+        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            return False
+        given = sha256(key.strip()).digest()
+        return any(compare_digest(given, known) for known in self._digests)
+
+
+async def _refuse(scope: Scope, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    error = {
+        "message": "this node asks for an API key; send it as a bearer token",
+        "type": "unauthorized",
+        "code": 401,
+    }
+    body = json.dumps({"error": error}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"www-authenticate", b"Bearer"),
+    ]
+    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,76 @@
+"""A report of a node that is not busy."""
+
+from __future__ import annotations
+
+from hisparsed.engine.messages import (
+    EngineReport,
+    GeometryReport,
+    HostReport,
+    HotReport,
+    RequestHotReport,
+    RequestsReport,
+)
+
+IDLE = EngineReport(
+    monotonic_s=0.0,
+    steps=7,
+    scheduled_tokens=70,
+    geometry=GeometryReport(
+        block_tokens=16,
+        host_block_bytes=16 * 5_120,
+        chunk_tokens=16,
+        chunk_bytes=16 * 256,
+        chunks_per_host_block=20,
+        offload_copies=1,
+        budget_blocks=1_000,
+        floor_blocks=66,
+        max_model_len=1_024,
+        topk=64,
+        decode_query_len=1,
+        gpu_blocks=400,
+        hot_groups=2,
+        max_lease_blocks=16,
+        max_num_seqs=8,
+        row_bytes=1_280,
+    ),
+    host=HostReport(
+        hisparse_capacity_blocks=900,
+        hisparse_in_use_blocks=0,
+        hisparse_idle_blocks=900,
+        hisparse_cached_blocks=0,
+        offload_target_blocks=100,
+        lent_blocks=100,
+        pending_blocks=0,
+        draining_blocks=0,
+        offload_stored_chunks=40,
+        offload_in_flight_chunks=0,
+        head_need_blocks=0,
+    ),
+    gpu_free_blocks=300,
+    waiting_for_blocks=False,
+    requests=RequestsReport(
+        running=1, waiting=0, full=1, mixed=0, none=0, preemptions=0, finished=9, held_back=0
+    ),
+    hot=HotReport(
+        multiplier=4.0,
+        lease_blocks=16,
+        leased_requests=1,
+        leased_blocks=16,
+        references=1_000,
+        resident=1_000,
+        hits=0,
+        loads=0,
+        spills=0,
+        dropped=0,
+        h2d_bytes=0,
+        miss_curve=[],
+        requests=[RequestHotReport(request_id="of-a-user", lease_blocks=16, target_blocks=16)],
+    ),
+    live_set_tokens=0,
+    live_sessions=0,
+    admission_order="arrival",
+    max_running=8,
+    transition_watermark=100,
+    default_watermark=True,
+    report_us=200.0,
+)

@@ -1,0 +1,49 @@
+"""What the plain status page says of the figures that the decisions rest on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hisparsed.control.engine_port import ServingCounters
+from hisparsed.control.status_text import status_page
+
+
+async def page(node: Any) -> str:
+    await node.ticks(1)
+    return status_page(node.board.status(), width=200)
+
+
+async def test_waits_stalls_ghosts_and_the_need_of_the_next_call_are_told(node: Any) -> None:
+    await node.loop.start()
+    text = await page(node)
+    assert "9 finished, the oldest waits 4s\n" in text
+    assert "STALLS   2 found, 1 resolved, 1 calls given up" in text
+    assert "ghosts   1% more would have served 320 tokens in hisparse, 0 in offload" in text
+    assert "60 of 400 blocks free; the next one needs 75" in text
+    assert "refused by a limit" not in text
+    assert "by their own misses" not in text
+
+
+async def test_refused_calls_and_leases_of_their_own_are_told_where_there_are_any(
+    node: Any,
+) -> None:
+    await node.loop.start()
+    report = await node.engine.report()
+    node.engine.counters = ServingCounters(refused=6)
+    node.engine.changes = {"hot": report.hot.model_copy(update={"individual_leases": 2})}
+    text = await page(node)
+    assert "6 refused by a limit" in text
+    assert "loaded, 2 requests by their own misses" in text
+
+
+async def test_what_a_node_does_not_know_is_left_out(node: Any) -> None:
+    await node.loop.start()
+    report = await node.engine.report()
+    node.engine.changes = {
+        "host": report.host.model_copy(update={"hisparse_ghost": [], "offload_ghost": []}),
+        "gpu_head_need_blocks": None,
+        "requests": report.requests.model_copy(update={"oldest_wait_s": None, "stalls_found": 0}),
+    }
+    text = await page(node)
+    for words in ("ghosts", "the next one needs", "the oldest waits", "STALLS"):
+        assert words not in text

@@ -1,0 +1,60 @@
+"""The API key: asked for on every path that is not about the node's health."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from hisparsed.daemon.key_guard import OPEN_PATHS, KeyGuard
+
+
+def client(*keys: str) -> httpx.AsyncClient:
+    async def answer(request: Request) -> JSONResponse:
+        return JSONResponse({"path": request.url.path})
+
+    methods = ["GET", "POST", "OPTIONS"]
+    app: Any = Starlette(routes=[Route("/{path:path}", answer, methods=methods)])
+    guard = KeyGuard(app, api_keys=keys)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=guard), base_url="http://node")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/completions", "/invocations", "/inference/v1/generate", "/scale_elastic_ep", "/tokenize"],
+)
+async def test_calls_without_a_key_are_refused_wherever_they_go(path: str) -> None:
+    refused = await client("one", "two").post(path, json={})
+    assert refused.status_code == 401
+    assert refused.headers["www-authenticate"] == "Bearer"
+    assert "API key" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("header", ["Bearer tw", "Bearer", "two", "Basic two", "Bearer one two"])
+async def test_a_wrong_key_is_no_key(header: str) -> None:
+    answer = await client("one", "two").post("/invocations", headers={"Authorization": header})
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("header", ["Bearer one", "bearer two"])
+async def test_each_key_opens_every_path(header: str) -> None:
+    answer = await client("one", "two").post("/invocations", headers={"Authorization": header})
+    assert answer.json() == {"path": "/invocations"}
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+async def test_health_is_told_to_everybody(path: str) -> None:
+    assert (await client("one").get(path)).status_code == 200
+
+
+async def test_a_browser_may_ask_before_it_sends_a_key() -> None:
+    assert (await client("one").options("/v1/completions")).status_code == 200
+
+
+async def test_without_keys_everybody_passes() -> None:
+    assert (await client().post("/v1/completions")).status_code == 200

@@ -1,0 +1,107 @@
+"""Calls that stand still: told once, the node starts anew where it may, and a busy one never."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hisparsed.control.records import EventKind
+from hisparsed.daemon.standstill import FILE_NAME, RestartFile, Standstill
+from hisparsed.policy.schema import Policy
+
+WORDS = "2 running and 1 waiting requests have made no progress for 31s"
+HOUR_S = 3600.0
+
+
+@dataclasses.dataclass
+class Around:
+    """What a standstill acts on."""
+
+    folder: Path
+    now_s: float = 10 * HOUR_S
+    reported_at_s: float = 0.0
+    ended: int = 0
+    events: list[tuple[EventKind, str]] = dataclasses.field(default_factory=list)
+
+    def event(self, kind: EventKind, sentence: str) -> None:
+        self.events.append((kind, sentence))
+
+    def end(self) -> None:
+        self.ended += 1
+
+    def standstill(self) -> Standstill:
+        announcer: Any = self
+        return Standstill(
+            announcer,
+            RestartFile(self.folder),
+            wall_clock=lambda: self.now_s,
+            end_node=self.end,
+        )
+
+    def outcome(self, stalled: str | None, *, fresh: bool = True, **health: Any) -> Any:
+        self.reported_at_s += fresh
+        policy = Policy.model_validate({"version": 1, "health": health})
+        return SimpleNamespace(reported_at_s=self.reported_at_s, stalled=stalled, policy=policy)
+
+    def kinds(self) -> list[EventKind]:
+        return [kind for kind, _ in self.events]
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Around:
+    return Around(tmp_path)
+
+
+def test_a_standstill_is_told_once_and_so_is_its_end(around: Around) -> None:
+    standstill = around.standstill()
+    for stalled in (None, WORDS, WORDS, None, None):
+        standstill.watch(around.outcome(stalled))
+    assert around.kinds() == [EventKind.STALLED, EventKind.STALL_ENDED]
+    assert WORDS in around.events[0][1]
+    assert around.ended == 0, "the default only alarms"
+
+
+def test_an_old_report_ends_no_standstill(around: Around) -> None:
+    standstill = around.standstill()
+    standstill.watch(around.outcome(WORDS))
+    standstill.watch(around.outcome(None, fresh=False))
+    assert around.kinds() == [EventKind.STALLED]
+
+
+def test_where_the_policy_says_so_the_node_ends_to_be_started_anew(around: Around) -> None:
+    around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
+    assert around.ended == 1
+    assert "exit code 75" in around.events[0][1]
+    kept = around.folder / FILE_NAME
+    assert json.loads(kept.read_text()) == [around.now_s]
+    assert kept.stat().st_mode & 0o777 == 0o640
+
+
+def test_restarts_are_capped_over_restarts_within_an_hour(around: Around) -> None:
+    for _ in range(3):
+        around.standstill().watch(around.outcome(WORDS, on_stall="restart", most_restarts=2))
+        around.now_s += 60
+    assert around.ended == 2
+    assert "2 times within an hour" in around.events[-1][1]
+    around.now_s += HOUR_S
+    around.standstill().watch(around.outcome(WORDS, on_stall="restart", most_restarts=2))
+    assert around.ended == 3
+
+
+def test_a_count_that_cannot_be_kept_restarts_nothing(around: Around) -> None:
+    (around.folder / f"{FILE_NAME}.new").mkdir()
+    around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
+    assert around.ended == 0
+    assert "cannot be written" in around.events[0][1]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1}', '["soon"]'])
+def test_a_damaged_count_begins_anew(around: Around, text: str) -> None:
+    (around.folder / FILE_NAME).write_text(text)
+    around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
+    assert around.ended == 1
