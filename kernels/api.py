@@ -10,7 +10,7 @@ import torch
 
 from hisparsed.kernels import torch_backend, torch_gather
 from hisparsed.kernels.backends import Backend, pick
-from hisparsed.kernels.checks import check_gather, check_memory, check_resolve
+from hisparsed.kernels.checks import check_gather, check_memory, check_resolve, check_topk
 from hisparsed.kernels.curve import (
     MissCurve,
     miss_ratio_curve,
@@ -79,6 +79,7 @@ def resolve(
     and, before it writes any state of the request concerned, on a capacity that the hot table
     does not cover. On a GPU the Triton backend cannot raise on values: see ``raise_errors``.
     """
+    check_topk(topk, state.device)
     rows, width = topk.shape
     if out is None:
         out = Resolution.create(rows, width, device=topk.device)

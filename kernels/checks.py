@@ -13,10 +13,13 @@ from hisparsed.kernels.state import ResolverState
 from hisparsed.kernels.step import Step
 
 
+def check_topk(topk: torch.Tensor, device: torch.device) -> None:
+    _expect("topk", topk, torch.int32, 2, device)
+
+
 def check_resolve(state: ResolverState, step: Step, out: Resolution) -> None:
     geometry, topk, request_ids = step.geometry, step.topk, step.request_ids
     requests = step.state_of_request.shape[0]
-    _expect("topk", topk, torch.int32, 2, state.device)
     _expect("request_ids", request_ids, torch.int32, 1, state.device)
     _expect("state_of_request", step.state_of_request, torch.int32, 1, state.device)
     if request_ids.shape[0] != topk.shape[0]:

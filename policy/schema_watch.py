@@ -27,8 +27,8 @@ class Canary(Section):
     """Least time between two rounds; a round that was left out is tried again after it."""
     most_waiting: Annotated[int, Field(ge=0, le=10**6)] = 0
     """With more calls waiting, a round is left out; so it is while coverage is low."""
-    prefix_tokens: Annotated[int, Field(ge=64, le=10**6)] = 4096
-    """Length of its prompt; never over a quarter of the longest call."""
+    prefix: Annotated[float, Field(ge=1, le=1000)] = 2.0
+    """Length of its prompt / the model's top-k; never over a quarter of the longest call."""
     tokens: Annotated[int, Field(ge=8, le=1024)] = 24
     """Length of each of its three answers."""
     on_mismatch: Literal["freeze", "freeze-and-not-ready"] = "freeze"

@@ -27,6 +27,7 @@ from hisparsed.tui.views.help import help_lines
 
 LEAST_BETWEEN_DRAWS_S = 0.25
 _CLOCK_S = 1.0
+_PAGES = (NodeScreen, FleetScreen)
 
 
 class TopApp(App[None]):
@@ -111,14 +112,14 @@ class TopApp(App[None]):
         return tell
 
     def draw(self) -> None:
+        """The page that is seen, also behind a dialog: what it says is of now."""
         self._draw_due = False
-        if not self.screen_stack:
-            return  # leaving, or not begun
-        screen = self.screen
-        if isinstance(screen, NodeScreen | FleetScreen):
-            # One that is being built or taken down lacks some of its widgets.
-            with contextlib.suppress(NoMatches):
-                screen.draw()
+        pages = (one for one in reversed(self.screen_stack) if isinstance(one, _PAGES))
+        page = next(pages, None)
+        # One that is being built or taken down lacks some of its widgets.
+        with contextlib.suppress(NoMatches):
+            if page is not None:
+                page.draw()
 
     # --- actions ------------------------------------------------------------------
 
@@ -141,7 +142,9 @@ class TopApp(App[None]):
             self.draw()
 
     def action_help(self) -> None:
-        self.push_screen(DetailDialog("Keys and signs", lambda _: help_lines(self.glyphs)))
+        self.push_screen(
+            DetailDialog("Keys and signs", lambda width: help_lines(self.glyphs, width))
+        )
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """What the palette offers."""

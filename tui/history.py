@@ -110,22 +110,32 @@ class History:
     def __init__(self) -> None:
         self._times: list[float] = []
         self._values: list[Values] = []
+        self._passed_s: float | None = None
 
     def __len__(self) -> int:
         return len(self._times)
 
     @property
     def newest_s(self) -> float | None:
-        return self._times[-1] if self._times else None
+        """The time that is known of: of the last sample, or later where there was none since."""
+        if not self._times:
+            return None
+        return max(self._times[-1], self._passed_s or 0.0)
+
+    def pass_to(self, at_unix_s: float) -> None:
+        """Nothing was measured up to this time; what came before it is not of now."""
+        self._passed_s = at_unix_s
 
     def copy(self) -> History:
         other = History()
         other._times, other._values = self._times.copy(), self._values.copy()
+        other._passed_s = self._passed_s
         return other
 
     def clear(self) -> None:
         self._times.clear()
         self._values.clear()
+        self._passed_s = None
 
     def add(self, at_unix_s: float, values: Values) -> None:
         """Samples that come too soon or out of order are left out."""
@@ -159,9 +169,9 @@ class History:
 
     def latest(self, name: str, window_s: float) -> float | None:
         """A series over the last ``window_s``; a gauge's last value."""
-        if not self._times:
+        if self.newest_s is None:
             return None
-        return self.buckets(name, window_s, 1, end_s=self._times[-1])[0]
+        return self.buckets(name, window_s, 1, end_s=self.newest_s)[0]
 
     def buckets(self, name: str, span_s: float, count: int, *, end_s: float) -> list[float | None]:
         """``count`` values for equal parts of the time up to ``end_s``, oldest first.

@@ -162,8 +162,11 @@ class NodeModel:
             self.requests = None
         self.status, self.status_received_s = document, now_s
         at_s = number(document, "at_unix_s")
-        if at_s is not None and dig(document, "observed") is not None:
-            self.history.add(at_s, values_of(dig(document, "observed")))
+        observed = dig(document, "observed")
+        if at_s is not None and observed is not None:
+            self.history.add(at_s, values_of(observed))
+        elif at_s is not None:
+            self.history.pass_to(at_s)
         self._merge(self.events, items(document, "events"))
 
     def _merge(self, ring: deque[Document], news: list[Document]) -> None:

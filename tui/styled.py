@@ -88,6 +88,11 @@ def fit(text: Line, width: int, *, more: str = "…") -> Line:
     return Line(tuple(spans))
 
 
+def within(text: Line, width: int) -> Line:
+    """At most ``width`` cells; what is cut shows that it is."""
+    return text if text.cells <= width else fit(text, width)
+
+
 def drop(text: Line, cells: int) -> Line:
     """Without the first ``cells`` cells."""
     spans, left = [], cells
@@ -128,6 +133,13 @@ def wrap(text: str, width: int, role: str = "") -> list[Line]:
             current = rest
         lines.append(line((current, role)))
     return lines
+
+
+def hanging(head: Line, text: str, width: int, role: str = "") -> list[Line]:
+    """``text`` after ``head``; what does not fit goes on below itself."""
+    first, *more = wrap(text, max(8, width - head.cells), role)
+    indent = line(" " * head.cells)
+    return [head + first, *(indent + one for one in more)]
 
 
 def block(lines: Sequence[Line], width: int, height: int) -> list[Line]:

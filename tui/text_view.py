@@ -9,7 +9,7 @@ from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line, ascii_line
 from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.decisions import entry_line, moves
-from hisparsed.tui.views.fleet import FLEET_TITLES, fleet_line, worst_first
+from hisparsed.tui.views.fleet import fleet_line, fleet_titles, worst_first
 from hisparsed.tui.views.header import Banner, header_lines
 from hisparsed.tui.views.overview import overview_lines
 
@@ -32,7 +32,7 @@ def text_page(model: NodeModel, width: int, context: ViewContext) -> str:
 def text_fleet(models: Sequence[NodeModel], width: int, context: ViewContext) -> str:
     """A line a node, worst first."""
     lines = [fleet_line(model, width, context) for model in worst_first(models)]
-    return f"{FLEET_TITLES}\n{_text(lines, context)}"
+    return f"{fleet_titles(width)}\n{_text(lines, context)}"
 
 
 def _text(lines: Sequence[Line], context: ViewContext) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from hisparsed.engine.messages import CanaryReport, Residency
+from hisparsed.engine.messages import CanaryReport, GeometryReport, Residency
 
 _PRIME = 7919
+_LEAST_PAGES = 6
 _SHARE_OF_LONGEST = 4
 """The prompt takes at most this part of the longest call, so that it never crowds a node."""
 
@@ -43,9 +44,18 @@ class CanaryEngine(Protocol):
     async def ask(self, question: Question) -> Answer: ...
 
 
-def make_prompt(engine: CanaryEngine, prefix_tokens: int, max_model_len: int) -> tuple[int, ...]:
-    """Token ids of the prompt: as many as asked for, at most a quarter of the longest call."""
-    wanted = min(prefix_tokens, max_model_len // _SHARE_OF_LONGEST)
+def prompt_tokens(prefix: float, geometry: GeometryReport) -> int:
+    """Length of the prompt for ``prefix`` times the top-k.
+
+    In a prompt many times the top-k most rows are never selected, and harm to them not seen. A
+    few pages are needed so that some can leave the GPU: the last ones always stay.
+    """
+    wanted = max(round(prefix * geometry.topk), _LEAST_PAGES * geometry.block_tokens)
+    return min(wanted, geometry.max_model_len // _SHARE_OF_LONGEST)
+
+
+def make_prompt(engine: CanaryEngine, wanted: int) -> tuple[int, ...]:
+    """Token ids of a prompt of ``wanted`` tokens; the beginning of any longer one."""
     lines = max(1, wanted // 16)
     while len(found := engine.tokens_of(_text(lines))) < wanted:
         lines *= 2

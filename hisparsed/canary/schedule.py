@@ -41,7 +41,7 @@ class Schedule:
     def __init__(self) -> None:
         self.left_out = 0
         self._last_s = -math.inf
-        self._not_before_s = -math.inf
+        self._tried_s = -math.inf
         self._target: int | None = None
         self._moved = 0
 
@@ -51,11 +51,11 @@ class Schedule:
             self._moved += abs(seen.offload_target_blocks - self._target)
         self._target = seen.offload_target_blocks
         due = self._due(settings, seen)
-        if due is None or seen.now_s < self._not_before_s:
+        if due is None or seen.now_s - self._tried_s < settings.least_gap:
             return None
         if seen.waiting > settings.most_waiting or seen.coverage_low:
             self.left_out += 1
-            self._not_before_s = seen.now_s + settings.least_gap
+            self._tried_s = seen.now_s
             return None
         return due
 
@@ -69,8 +69,7 @@ class Schedule:
             return Trigger.MOVE
         return None
 
-    def ran(self, settings: Canary, now_s: float) -> None:
+    def ran(self, now_s: float) -> None:
         """A round has begun, whoever asked for it."""
-        self._last_s = now_s
-        self._not_before_s = now_s + settings.least_gap
+        self._last_s = self._tried_s = now_s
         self._moved = 0

@@ -18,6 +18,7 @@ from hisparsed.canary.question import (
     Question,
     first_questions,
     make_prompt,
+    prompt_tokens,
     questions_of_a_round,
 )
 from hisparsed.canary.schedule import Conditions, Schedule, Trigger
@@ -29,6 +30,7 @@ from hisparsed.control.journal import Journal
 from hisparsed.control.overrides import Overrides
 from hisparsed.control.records import EventKind
 from hisparsed.control.status import CanaryRun, CanaryState, CanaryStatus
+from hisparsed.engine.messages import GeometryReport
 from hisparsed.policy.reasons import Lever
 from hisparsed.policy.schema_watch import Canary
 from hisparsed.policy.signals import AdmissionOrder
@@ -96,9 +98,9 @@ class CanaryWatch:
             if last is None:
                 raise RuntimeError("the engine has not reported yet")
             settings = last.policy.canary
-            self._schedule.ran(settings, self._clock())
+            self._schedule.ran(self._clock())
             try:
-                verdict = await self._ask(settings, last.report.geometry.max_model_len)
+                verdict = await self._ask(settings, last.report.geometry)
             except EngineGone:
                 return
             except Exception as error:
@@ -114,8 +116,8 @@ class CanaryWatch:
 
     # --- asking -----------------------------------------------------------------------
 
-    async def _ask(self, settings: Canary, max_model_len: int) -> Verdict:
-        prompt = make_prompt(self._engine, settings.prefix_tokens, max_model_len)
+    async def _ask(self, settings: Canary, geometry: GeometryReport) -> Verdict:
+        prompt = make_prompt(self._engine, prompt_tokens(settings.prefix, geometry))
         known = self._expected
         if known is not None and known[:2] == (prompt, settings.tokens):
             questions = questions_of_a_round(prompt, settings.tokens)

@@ -32,7 +32,7 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._digests and self._needs_key(scope) and not self._has_key(scope):
-            await _refuse(scope, send)
+            await _refuse(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -54,10 +54,13 @@ class KeyGuard:
         return any(compare_digest(given, known) for known in self._digests)
 
 
-async def _refuse(scope: Scope, send: Send) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
+    # Taken in and dropped: a client that is cut off while it sends never reads the answer.
+    while (await receive()).get("more_body"):
+        pass
     error = {
         "message": "this node asks for an API key; send it as a bearer token",
         "type": "unauthorized",

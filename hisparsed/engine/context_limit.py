@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,7 +70,9 @@ class ContextLimit:
         finally:
             self.waiting -= 1
         try:
-            async for output in outputs:
-                yield output
+            # Closed before the next one begins: a client that went away still holds the KV.
+            async with aclosing(outputs):
+                async for output in outputs:
+                    yield output
         finally:
             self._long_call.release()

@@ -103,6 +103,8 @@ class BlockFacts:
     settling_slots: int
     chunks: tuple[int | None, ...]
     """Reference counts of its chunks; ``None`` for one that the cache does not know."""
+    is_empty: bool = False
+    """Whether the offload pool would give it back without looking for chunks."""
     owners: int | None = None
     """References that requests and transfers account for; ``None`` where not counted."""
 
@@ -228,6 +230,12 @@ def _of_slots(facts: BlockFacts, name: str, chunks_per_block: int) -> Iterator[V
             Rule.BLOCK_SLOTS,
             f"{name} has {facts.free_slots} free slots of {chunks_per_block}, {len(facts.chunks)} "
             f"chunks, {facts.settling_slots} settling, and counts {facts.busy_slots} as busy",
+        )
+    if facts.is_empty != (not busy and not facts.is_draining):
+        yield Violation(
+            Rule.BLOCK_SLOTS,
+            f"{name} has {busy} busy slots and {'is' if facts.is_empty else 'is not'} taken for "
+            "empty",
         )
     unknown = sum(ref_count is None for ref_count in facts.chunks)
     if unknown:

@@ -127,6 +127,10 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
     def is_draining(self, block: int) -> bool:
         return block in self._draining
 
+    def is_empty(self, block: int) -> bool:
+        """Whether it would be recalled without looking for chunks."""
+        return block in self._empty
+
     def free_slots_of(self, block: int) -> int:
         return self._free_list.of_block(block)
 

@@ -104,6 +104,7 @@ class LedgerCamera:
             busy_slots=offload.busy_slots_of(block_id) if is_lent else 0,
             settling_slots=offload.settling_slots_of(block_id) if is_lent else 0,
             chunks=offload.chunk_refs(block_id) if is_lent else (),
+            is_empty=offload.is_empty(block_id),
             owners=owners,
         )
 

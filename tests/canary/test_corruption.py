@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conversations import EngineShape, apply, build_engine, core_of, report
+from conversations import TOPK, EngineShape, apply, build_engine, core_of, report
 from in_process import Found, InProcess, Saboteur
 
 from hisparsed.canary.question import Question
@@ -17,7 +17,8 @@ from hisparsed.policy.reasons import Lever
 pytestmark = pytest.mark.engine
 
 EVERY_S = 600.0
-PROMPT = 512
+PROMPT = 2 * TOPK
+"""Two times the top-k, as the policy has it where nothing is said."""
 
 
 class Node:
@@ -35,7 +36,7 @@ class Node:
 
     async def round(self, **canary: Any) -> None:
         """A tick in which a round is due."""
-        await self.side.tick(self.report(), **{"prefix_tokens": PROMPT, **canary})
+        await self.side.tick(self.report(), **canary)
         self.side.now_s += EVERY_S
 
     async def record(self) -> Found:

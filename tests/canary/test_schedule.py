@@ -21,7 +21,7 @@ IDLE = Conditions(
 def started() -> Schedule:
     schedule = Schedule()
     assert schedule.look(SETTINGS, IDLE) is Trigger.START
-    schedule.ran(SETTINGS, 0.0)
+    schedule.ran(0.0)
     return schedule
 
 
@@ -36,7 +36,7 @@ def test_a_move_of_five_percent_asks_for_a_round_once_it_has_arrived() -> None:
     moved = replace(IDLE, now_s=70.0, offload_target_blocks=150)
     assert schedule.look(SETTINGS, replace(moved, moving=True)) is None
     assert schedule.look(SETTINGS, moved) is Trigger.MOVE
-    schedule.ran(SETTINGS, 70.0)
+    schedule.ran(70.0)
     assert schedule.look(SETTINGS, replace(moved, now_s=200.0)) is None
 
 
@@ -55,6 +55,12 @@ def test_two_rounds_are_never_closer_than_the_gap() -> None:
     moved = replace(IDLE, offload_target_blocks=500)
     assert schedule.look(SETTINGS, replace(moved, now_s=59.9)) is None
     assert schedule.look(SETTINGS, replace(moved, now_s=60.0)) is Trigger.MOVE
+
+
+def test_a_policy_that_changes_counts_at_once() -> None:
+    schedule = started()
+    often = SETTINGS.model_copy(update={"every": 1.0, "least_gap": 1.0})
+    assert schedule.look(often, replace(IDLE, now_s=1.0)) is Trigger.PERIOD
 
 
 def test_a_round_is_left_out_once_and_tried_again_after_the_gap() -> None:

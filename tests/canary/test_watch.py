@@ -13,7 +13,7 @@ import pytest
 from scripted import RIGHT, Scripted
 
 from hisparsed.canary.evidence import MOST_FILES
-from hisparsed.canary.question import Question, make_prompt
+from hisparsed.canary.question import Question, make_prompt, prompt_tokens
 from hisparsed.canary.schedule import Trigger
 from hisparsed.control.engine_port import EngineGone
 from hisparsed.control.status import CanaryState
@@ -243,8 +243,18 @@ async def test_cost_is_counted(side: Any, report: EngineReport) -> None:
     assert status.share_of_time == 1.5 / EVERY_S
 
 
-def test_the_prompt_has_the_length_asked_for_up_to_a_quarter_of_the_longest_call() -> None:
+def test_the_prompt_is_some_top_k_long_at_least_six_pages_at_most_a_quarter_of_the_longest_call(
+    report: EngineReport,
+) -> None:
+    geometry = report.geometry
+    assert (geometry.topk, geometry.block_tokens, geometry.max_model_len) == (64, 16, 1_024)
+    assert prompt_tokens(2.0, geometry) == 128
+    assert prompt_tokens(1.0, geometry) == 96
+    assert prompt_tokens(9.0, geometry) == 256
+
+
+def test_a_shorter_prompt_is_the_beginning_of_a_longer_one() -> None:
     engine = Scripted()
-    assert len(make_prompt(engine, 500, 4096)) == 500
-    assert len(make_prompt(engine, 5000, 4096)) == 1024
-    assert make_prompt(engine, 500, 4096) == make_prompt(engine, 1000, 4096)[:500]
+    short, long = make_prompt(engine, 500), make_prompt(engine, 1000)
+    assert (len(short), len(long)) == (500, 1000)
+    assert short == long[:500]

@@ -58,3 +58,22 @@ async def test_a_browser_may_ask_before_it_sends_a_key() -> None:
 
 async def test_without_keys_everybody_passes() -> None:
     assert (await client().post("/v1/completions")).status_code == 200
+
+
+async def test_a_refused_client_is_answered_when_it_has_sent_its_body() -> None:
+    async def app(*_: Any) -> None:
+        raise AssertionError("passed without a key")
+
+    parts = [{"type": "http.request", "body": b"x" * 9, "more_body": more} for more in (1, 1, 0)]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return parts.pop(0)
+
+    async def send(message: Any) -> None:
+        assert parts == [], "answered while the client was sending"
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    await KeyGuard(app, api_keys=["one"])(scope, receive, send)
+    assert sent[0]["status"] == 401

@@ -74,3 +74,31 @@ async def test_long_calls_run_one_at_a_time_and_a_cancelled_one_frees_its_turn()
     go_on.set()
     assert await asyncio.gather(calls[1], calls[2]) == [["b"], ["c"]]
     assert (begun, limit.waiting) == (["a", "b", "c"], 0)
+
+
+async def test_the_next_long_call_begins_when_the_last_one_is_aborted_not_before() -> None:
+    limit = ContextLimit()
+    happened: list[str] = []
+
+    async def outputs(name: str) -> AsyncGenerator[str, None]:
+        happened.append(f"{name} begins")
+        try:
+            while True:
+                yield name
+                await asyncio.sleep(0)
+        finally:
+            # As vLLM's, which tells the engine to give the call's blocks back.
+            await asyncio.sleep(0)
+            happened.append(f"{name} is aborted")
+
+    async def begin(call: AsyncGenerator[str, None]) -> str:
+        return await anext(call)
+
+    first, second = limit.in_turn(outputs("a")), limit.in_turn(outputs("b"))
+    await begin(first)
+    waiting = asyncio.create_task(begin(second))
+    await asyncio.sleep(0)
+    await first.aclose()
+    assert await waiting == "b"
+    assert happened == ["a begins", "a is aborted", "b begins"]
+    await second.aclose()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -65,8 +65,8 @@ class Caches:
 
 
 @pytest.fixture
-def caches() -> Iterator[Caches]:
-    yield Caches()
+def caches() -> Caches:
+    return Caches()
 
 
 def call(name: str = "a", blocks: int = 10) -> Call:
@@ -87,7 +87,7 @@ def test_held_is_what_both_pools_reach(
 
 def test_a_chunk_whose_store_has_not_ended_is_not_held(caches: Caches) -> None:
     caches.hold(call(), source=10, chunks=10)
-    caches.chunks[make_offload_key(b"a/6", INDEXER)].is_ready = False  # type: ignore[arg-type]
+    caches.chunks[make_offload_key(b"a/6", INDEXER)].is_ready = False
     assert caches.tokens(call()) == 6 * BLOCK
 
 

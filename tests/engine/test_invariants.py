@@ -104,6 +104,8 @@ def test_counters_that_disagree_are_found(change: dict[str, int], rule: Rule) ->
         (LENT, {"busy_slots": 2}, Rule.BLOCK_SLOTS),
         (LENT, {"free_slots": 2}, Rule.BLOCK_SLOTS),
         (DRAINING, {"free_slots": 1}, Rule.BLOCK_SLOTS),
+        (LENT, {"is_empty": True}, Rule.BLOCK_SLOTS),
+        (DRAINING, {"is_empty": True}, Rule.BLOCK_SLOTS),
         (LENT, {"chunks": (0, None, 2)}, Rule.CHUNK_IS_KNOWN),
         (DRAINING, {"chunks": (0,)}, Rule.DRAINING_HOLDS_NO_IDLE_CHUNK),
     ],

@@ -47,6 +47,7 @@ def good_call(**changes: Any) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"topk": torch.zeros(2, 2)}, r"topk must be 2-D torch.int32, got 2-D torch.float32"),
+        ({"topk": ints([0, 1])}, r"topk must be 2-D torch.int32, got 1-D torch.int32"),
         ({"topk": ints([[0, 1, 2]] * 4).t()[:2]}, r"topk must be contiguous"),
         ({"request_ids": ints([0])}, r"request_ids has 1 entries for 2 rows"),
         ({"hot_table": ints([[10, 11]])}, r"hot_table has 1 rows, needs 2"),

@@ -59,6 +59,8 @@ def notices(app: TopApp) -> list[str]:
     return [one.message for one in app._notifications]
 
 
+TYPED = frozenset("fr_low7%10")
+SIZE = (80, 24)
 KEYS = {
     "reload": (["R"], "/v1/policy/reload", {}),
     "freeze": (["z", "enter"], "/v1/freeze", {"levers": ["split"]}),
@@ -102,17 +104,28 @@ SAYS = {
 
 
 async def act(pilot: Pilot[None], keys: list[str]) -> None:
+    """Waits only where a key may open something."""
     await pilot.press("4")
     for key in keys:
         await pilot.press(key)
-        await pilot.pause()
+        if key not in TYPED:
+            await pilot.pause()
+
+
+def up_to_the_change(name: str) -> list[str]:
+    """The keys up to the one that asks for the change; none of the rest can reach a dialog."""
+    keys = KEYS[name][0]
+    asks = {"set": "e", "unset": "u"}.get(name)
+    if name == "set until unset":
+        return [*keys[: keys.index("enter") + 1], "enter"]
+    return keys[: keys.index(asks, keys.index("enter")) + 1] if asks else keys[:1]
 
 
 @pytest.mark.parametrize("name", KEYS)
 async def test_a_change_says_what_will_happen_and_is_sent_on_yes(served: Node, name: str) -> None:
     keys, path, body = KEYS[name]
     app = served.app()
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=SIZE) as pilot:
         await act(pilot, keys)
         assert SAYS[name] in words(pilot)
         assert served.posts == []
@@ -130,7 +143,7 @@ async def test_a_change_says_what_will_happen_and_is_sent_on_yes(served: Node, n
 @pytest.mark.parametrize("keys", [["n"], ["escape"], ["enter"]])
 async def test_anything_but_yes_sends_nothing(served: Node, keys: list[str]) -> None:
     app = served.app()
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=SIZE) as pilot:
         await act(pilot, ["R"])
         await pilot.press(*keys)
         await pilot.pause()
@@ -139,7 +152,7 @@ async def test_anything_but_yes_sends_nothing(served: Node, keys: list[str]) -> 
 
 
 async def test_the_arrow_keys_reach_yes(served: Node) -> None:
-    async with served.app().run_test(size=(120, 40)) as pilot:
+    async with served.app().run_test(size=SIZE) as pilot:
         await act(pilot, ["R", "right", "enter"])
         assert len(served.posts) == 1
 
@@ -147,8 +160,8 @@ async def test_the_arrow_keys_reach_yes(served: Node) -> None:
 @pytest.mark.parametrize("name", KEYS)
 async def test_read_only_refuses_every_change(served: Node, name: str) -> None:
     app = served.app(readonly=True)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await act(pilot, KEYS[name][0])
+    async with app.run_test(size=SIZE) as pilot:
+        await act(pilot, up_to_the_change(name))
         assert isinstance(app.screen, NodeScreen)
         assert served.posts == []
         assert any("read-only" in one for one in notices(app))
@@ -158,8 +171,8 @@ async def test_read_only_refuses_every_change(served: Node, name: str) -> None:
 async def test_a_node_that_is_gone_cannot_be_changed(served: Node, name: str) -> None:
     app = served.app()
     app.sessions[0].model.apply(updates.Lost("gone"), 0)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await act(pilot, KEYS[name][0])
+    async with app.run_test(size=SIZE) as pilot:
+        await act(pilot, up_to_the_change(name))
         assert isinstance(app.screen, NodeScreen)
         assert served.posts == []
 
@@ -169,7 +182,7 @@ async def test_a_refusal_is_shown_with_the_node_s_words(served: Node) -> None:
         409, json={"error": {"code": "stale_generation", "message": "look at it again"}}
     )
     app = served.app()
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=SIZE) as pilot:
         await act(pilot, ["R"])
         await pilot.press("y")
         await pilot.pause()
@@ -178,7 +191,7 @@ async def test_a_refusal_is_shown_with_the_node_s_words(served: Node) -> None:
 
 async def test_what_is_not_overridden_cannot_be_unset(served: Node) -> None:
     app = served.app()
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=SIZE) as pilot:
         await act(pilot, ["u"])
         assert isinstance(app.screen, NodeScreen)
         assert any("nothing to unset" in one for one in notices(app))
@@ -186,7 +199,7 @@ async def test_what_is_not_overridden_cannot_be_unset(served: Node) -> None:
 
 async def test_a_mistyped_time_is_said_and_keeps_the_dialog(served: Node) -> None:
     app = served.app()
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=SIZE) as pilot:
         await act(pilot, ["e", "enter", "enter"])
         assert isinstance(app.screen, ValueDialog)
         assert "a value is needed" in str(app.screen.query_one("#mistake", Static).render())

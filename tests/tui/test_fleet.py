@@ -13,7 +13,7 @@ from hisparsed.tui.options import make_options
 from hisparsed.tui.screens.fleet_screen import FleetScreen
 from hisparsed.tui.screens.node_screen import NodeScreen
 from hisparsed.tui.views.context import ViewContext
-from hisparsed.tui.views.fleet import FLEET_TITLES, fleet_line, fleet_summary, worst_first
+from hisparsed.tui.views.fleet import fleet_line, fleet_summary, fleet_titles, worst_first
 from hisparsed.tui.widgets.lines import LinesView
 from hisparsed.tui.widgets.table import TableView
 
@@ -35,8 +35,8 @@ def test_the_worst_comes_first_then_the_shortest_of_memory() -> None:
 def test_a_line_has_a_column_below_every_title() -> None:
     model = recorded_model("gpu-node-with-a-very-long-name")
     shown = fleet_line(model, 200, ViewContext(now_s=model.node_time_s or 0)).plain
-    assert shown.index("44.0 MiB") + len("44.0 MiB") == FLEET_TITLES.index("host budget") + 11
-    assert shown.startswith("gpu-node-with-a-v ")
+    assert shown.index("44.0 MiB") + len("44.0 MiB") == fleet_titles(200).index("host budget") + 11
+    assert shown.startswith("gpu-node-with-a-… ")
 
 
 def test_nodes_of_several_versions_are_pointed_out() -> None:

@@ -291,7 +291,7 @@ async def test_v_and_o_filter_log_lines(make_app: Make) -> None:
         assert " daemon " not in text(pilot, "#log-lines")
         await pilot.press("slash", *"nothing like it")
         await pilot.pause()
-        assert text(pilot, "#log-lines") == "no lines"
+        assert text(pilot, "#log-lines") == "no entries"
 
 
 async def test_new_log_lines_are_followed_only_at_the_end(make_app: Make) -> None:

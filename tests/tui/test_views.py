@@ -172,7 +172,7 @@ def test_a_row_says_state_and_hit_ratio() -> None:
     row = {"request_id": "cmpl-1", "state": "preempted", "context_tokens": 12_345,
            "resident_share": 0.25, "residency": "mixed", "hot_rows": 90, "hot_capacity_rows": 128,
            "hits": 75, "loads": 25, "age_s": 61.0}  # fmt: skip
-    words = request_row(row, CONTEXT).plain.split()
+    words = request_row(row, 120, CONTEXT).plain.split()
     assert words == ["cmpl-1", "preempted", "12,345", "25%", "██······", "mixed", "90/128",
                      "75.0%", "25", "1m01s"]  # fmt: skip
 

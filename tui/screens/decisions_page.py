@@ -27,7 +27,7 @@ from hisparsed.tui.views.decisions import (
 )
 from hisparsed.tui.widgets.lines import LinesView
 from hisparsed.tui.widgets.table import TableView
-from hisparsed.tui.wire import Document
+from hisparsed.tui.wire import Document, number, text
 
 _EVERY_CODE = "all codes"
 _VALUES_WIDTH = 100
@@ -66,9 +66,7 @@ class DecisionsPage(Page):
         def row(index: int) -> Line:
             return entry_line(model, self._entries[index], context, values=wide)
 
-        keys: list[Hashable] = [
-            (one.get("at_unix_s"), one.get("sequence"), one.get("lever")) for one in self._entries
-        ]
+        keys = [_key(one) for one in self._entries]
         title = line((entry_titles(values=wide), "title"))
         self.query_one(TableView).show_rows(title, keys, row, stale=model.stale)
 
@@ -99,13 +97,12 @@ class DecisionsPage(Page):
         if chosen is not None:
             self._set(replace(self._filter, code=None if chosen == _EVERY_CODE else chosen))
 
-    @work
+    # Exclusive: while a slow node is asked, another Enter asks anew instead of piling up.
+    @work(exclusive=True)
     async def on_table_view_chosen(self, event: TableView.Chosen) -> None:
-        entry = next(
-            one
-            for one in self._entries
-            if (one.get("at_unix_s"), one.get("sequence"), one.get("lever")) == event.key
-        )
+        entry = next((one for one in self._entries if _key(one) == event.key), None)
+        if entry is None:
+            return  # it left the table meanwhile
         if is_event(entry):
             await self.app.push_screen_wait(
                 DetailDialog("Event", lambda width: event_detail(entry, width))
@@ -120,3 +117,7 @@ class DecisionsPage(Page):
         await self.app.push_screen_wait(
             DetailDialog("Decision", lambda width: decision_detail(entry, whole, width), note)
         )
+
+
+def _key(entry: Document) -> Hashable:
+    return (number(entry, "at_unix_s"), number(entry, "sequence"), text(entry, "lever"))

@@ -15,7 +15,7 @@ from hisparsed.tui.model import NodeModel
 from hisparsed.tui.screens.steady import SteadyScreen
 from hisparsed.tui.session import NodeSession
 from hisparsed.tui.styled import Line, ends, line
-from hisparsed.tui.views.fleet import FLEET_TITLES, fleet_line, fleet_summary, worst_first
+from hisparsed.tui.views.fleet import fleet_line, fleet_summary, fleet_titles, worst_first
 from hisparsed.tui.widgets.lines import LinesView
 from hisparsed.tui.widgets.table import TableView
 
@@ -71,7 +71,7 @@ class FleetScreen(SteadyScreen[None]):
             return fleet_line(models[index], width, context)
 
         self.query_one(TableView).show_rows(
-            line((FLEET_TITLES, "title")), [model.label for model in models], row
+            line((fleet_titles(width), "title")), [model.label for model in models], row
         )
 
     def resized(self, event: events.Resize) -> None:

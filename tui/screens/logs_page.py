@@ -12,7 +12,7 @@ from hisparsed.tui.model import NodeModel
 from hisparsed.tui.screens.page import Page
 from hisparsed.tui.styled import line
 from hisparsed.tui.views.context import ViewContext
-from hisparsed.tui.views.logs import LogFilter, health_lines, log_lines
+from hisparsed.tui.views.logs import LogFilter, health_lines, log_entries, log_lines
 from hisparsed.tui.widgets.lines import LinesView
 
 
@@ -39,12 +39,13 @@ class LogsPage(Page):
     def show_model(self, model: NodeModel, context: ViewContext) -> None:
         width = self.size.width
         lines = log_lines(model, self._filter, width)
-        head = line((f"{len(lines)}", "strong"), " lines: ", (self._filter.words, "accent"))
+        count = log_entries(model, self._filter)
+        head = line((f"{count}", "strong"), " entries: ", (self._filter.words, "accent"))
         self.query_one("#health", LinesView).show_lines([*health_lines(model, context), head])
         view = self.query_one("#log-lines", LinesView)
         # At the end it follows; an operator who scrolled up stays where they are.
         following = view.scroll_offset.y >= view.max_scroll_y
-        view.show_lines(lines or [line(("no lines", "dim"))], stale=model.stale)
+        view.show_lines(lines or [line(("no entries", "dim"))], stale=model.stale)
         if following:
             self.call_after_refresh(view.scroll_end, animate=False)
 

@@ -30,6 +30,12 @@ Submit = Callable[[changes.Change, int | None], Awaitable[None]]
 _DOCUMENT = "as the document says"
 
 
+class _ValueTable(TableView):
+    """Enter does what `e` does, so the footer leaves it out."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "choose", "Set", show=False)]
+
+
 class PolicyPage(Page):
     """``may_change`` says no where nothing may be changed, and tells the operator why."""
 
@@ -37,7 +43,7 @@ class PolicyPage(Page):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("e", "set_value", "Set"),
         Binding("u", "unset", "Unset"),
-        Binding("z", "freeze", "Freeze/thaw"),
+        Binding("z", "freeze", "Freeze"),
         Binding("m", "mode", "Mode"),
         Binding("R", "reload", "Reload"),
     ]
@@ -51,7 +57,7 @@ class PolicyPage(Page):
 
     def compose(self) -> ComposeResult:
         yield LinesView(id="policy-summary", classes="summary")
-        yield TableView(id="policy-table")
+        yield _ValueTable(id="policy-table")
 
     def show_model(self, model: NodeModel, context: ViewContext) -> None:
         self._rows = policy_rows(model, self._search, now_s=context.now_s)

@@ -11,11 +11,12 @@ from textual.binding import Binding, BindingType
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.screens.dialogs import DetailDialog
 from hisparsed.tui.screens.page import Page
-from hisparsed.tui.styled import Line, line
+from hisparsed.tui.styled import Line
 from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.requests import (
     Order,
     column_at,
+    request_detail,
     request_row,
     sorted_rows,
     summary_line,
@@ -51,12 +52,14 @@ class RequestsPage(Page):
         summary = summary_line(model, self._order, len(self._rows))
         self.query_one("#requests-summary", LinesView).show_lines([summary])
 
+        width = self.size.width
+
         def row(index: int) -> Line:
-            return request_row(self._rows[index], context)
+            return request_row(self._rows[index], width, context)
 
         keys = [str(one.get("request_id")) for one in self._rows]
         self.query_one(TableView).show_rows(
-            title_line(self._order, context), keys, row, stale=model.stale
+            title_line(self._order, width, context), keys, row, stale=model.stale
         )
 
     def entered(self) -> None:
@@ -83,13 +86,12 @@ class RequestsPage(Page):
         self._set(replace(self._order, descending=not self._order.descending))
 
     def on_table_view_title_clicked(self, event: TableView.TitleClicked) -> None:
-        name = column_at(event.x)
+        name = column_at(event.x, self.size.width)
         if name is not None:
             self._set(self._order.by(name))
 
     def on_table_view_chosen(self, event: TableView.Chosen) -> None:
-        row = next((one for one in self._rows if one.get("request_id") == event.key), None)
+        row = next((one for one in self._rows if str(one.get("request_id")) == event.key), None)
         if row is None:
             return
-        lines = [line((f"{name:<20}", "dim"), str(value)) for name, value in row.items()]
-        self.app.push_screen(DetailDialog("Request", lambda _: lines))
+        self.app.push_screen(DetailDialog("Request", lambda width: request_detail(row, width)))

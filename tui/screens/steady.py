@@ -24,5 +24,5 @@ class SteadyScreen(Screen[ScreenResultType]):
         """Fit what is shown to the size."""
 
 
-class SteadyModal(SteadyScreen[ScreenResultType], ModalScreen[ScreenResultType]):
+class SteadyModal(ModalScreen[ScreenResultType], SteadyScreen[ScreenResultType]):
     """The same for a dialog."""

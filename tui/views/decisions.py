@@ -12,6 +12,8 @@ from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.levers import LEVERS, setting_text
 from hisparsed.tui.wire import Document, dig, number, text
 
+_VALUE = len("held-prefix-first")
+
 
 @dataclass(frozen=True, slots=True)
 class Filter:
@@ -102,21 +104,24 @@ def entry_line(
         (f"{lever:<11}", "title"),
         (f"{state:<7}", "bad" if error else "good" if acts else "dim"),
         (f"{text(entry, 'code') or '':<20} ", "accent" if acts else ""),
-        (f"{_change(model, entry, context):<14} " if values else "", "strong" if acts else "dim"),
+        (
+            f"{_change(model, entry, context):<{_VALUE}} " if values else "",
+            "strong" if acts else "dim",
+        ),
         text(entry, "sentence") or "",
     )
 
 
 def entry_titles(*, values: bool) -> str:
     head = f"{'time':<10}{'lever':<11}{'':<7}{'code':<21}"
-    return head + (f"{'value':<15}why" if values else "why")
+    return head + (f"{'value':<{_VALUE + 1}}why" if values else "why")
 
 
 def _change(model: NodeModel, entry: Document, context: ViewContext) -> str:
     lever = text(entry, "lever") or ""
     current, wanted = dig(entry, "current"), dig(entry, "wanted")
     if lever == "admission":
-        return "" if current == wanted else fmt.setting(wanted)[:14]
+        return fmt.setting(wanted)[:_VALUE]
     short = setting_text(model, lever, current).partition(" (")[0]
     if current == wanted:
         return short

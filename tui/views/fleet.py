@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import Link, NodeModel
-from hisparsed.tui.styled import Line, ends, line
+from hisparsed.tui.styled import Line, ends, fit, line
 from hisparsed.tui.views.chart import columns, series_values
 from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.wire import number, text
@@ -25,45 +26,93 @@ def _order(model: NodeModel) -> tuple[float, float, str]:
     return (-model.severity().rank, coverage if coverage is not None else float("inf"), model.label)
 
 
-FLEET_TITLES = (
-    f"{'node':<{_LABEL}}{'state':<{_STATE}}{'cover':>7}{'run':>6}{'wait':>6}{'GPU free':>9}"
-    f"{'tok/s':>8}{'TTFT':>8}{'misses':>8}{'multi':>7}{'host budget':>13}  gen"
-)
+def fleet_titles(width: int) -> str:
+    """The line above the table; a narrow screen has fewer columns."""
+    label, state = _head_cells(width)
+    return f"{'node':<{label}}{'state':<{state}}" + "".join(
+        f"{column.title:>{column.cells}}" for column in _columns(width)
+    )
 
 
 def fleet_line(model: NodeModel, width: int, context: ViewContext) -> Line:
-    severity, observed = model.severity(), model.observed
+    severity, more = model.severity(), context.glyphs.more
     role = "bad" if severity.rank >= 60 else "warn" if severity.rank >= 10 else "good"
     mark = context.glyphs.off if severity.rank >= 60 else context.glyphs.on
     state = severity.word
     if model.link is Link.LOST:
         state = f"lost {fmt.clock(model.link_since_s)}"
+    label_cells, state_cells = _head_cells(width)
+    whole = (
+        fit(line((model.label, "title")), label_cells - 1, more=more)
+        + line(" ")
+        + fit(line((f"{mark} {state}", role)), state_cells - 1, more=more)
+        + line(" ")
+    )
     dull = "dim" if model.stale else ""
-    free, total = number(observed, "gpu.free_blocks"), number(observed, "gpu.total_blocks")
-    history = model.history
-    figures = line(
-        (f"{fmt.ratio(number(observed, 'sessions.coverage')):>7}", dull or "strong"),
-        (f"{fmt.whole(number(observed, 'requests.running')):>6}", dull),
-        (f"{fmt.whole(number(observed, 'requests.waiting')):>6}", dull),
-        (f"{fmt.percent(free / total if total and free is not None else None):>9}", dull),
-        (f"{fmt.short(history.latest('tokens', 10)):>8}", dull),
-        (f"{fmt.duration(history.latest('ttft', 60)):>8}", dull),
-        (f"{fmt.percent(history.latest('miss', 60), 1):>8}", dull),
-        (f"{fmt.multiplier(number(observed, 'hot.multiplier')):>7}", dull),
-        (f"{fmt.size(number(observed, 'pools.budget_bytes')):>13}", dull),
-        (f"  {fmt.setting(model.generation)}", dull),
-    )
-    left = line(
-        (f"{model.label[: _LABEL - 1]:<{_LABEL}}", "title"),
-        (f"{mark} {state}"[: _STATE - 1].ljust(_STATE), role),
-    )
-    whole = left + figures
+    for index, column in enumerate(_columns(width)):
+        figure = f"{column.figure(model):>{column.cells}}"
+        whole += line((figure, dull or ("strong" if index == 0 else "")))
     room = width - whole.cells - 2
     if room < 12:
         return whole
-    values = series_values(history, "tokens", min(room, 60), context)
+    values = series_values(model.history, "tokens", min(room, 60), context)
     most = max((value for value in values if value is not None), default=0.0)
     return whole + line("  ", (columns(values, 1, most or 1.0, context.glyphs)[0], "chart"))
+
+
+def _free(model: NodeModel) -> str:
+    free, total = (
+        number(model.observed, "gpu.free_blocks"),
+        number(model.observed, "gpu.total_blocks"),
+    )
+    return fmt.percent(free / total if total and free is not None else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    title: str
+    cells: int
+    figure: Callable[[NodeModel], str]
+
+
+def _observed(path: str, show: Callable[[float | None], str]) -> Callable[[NodeModel], str]:
+    return lambda model: show(number(model.observed, path))
+
+
+def _latest(
+    name: str, window_s: float, show: Callable[[float | None], str]
+) -> Callable[[NodeModel], str]:
+    return lambda model: show(model.history.latest(name, window_s))
+
+
+_COLUMNS = (
+    _Column("cover", 7, _observed("sessions.coverage", fmt.ratio)),
+    _Column("run", 6, _observed("requests.running", fmt.whole)),
+    _Column("wait", 6, _observed("requests.waiting", fmt.whole)),
+    _Column("GPU free", 9, _free),
+    _Column("tok/s", 8, _latest("tokens", 10, fmt.short)),
+    _Column("TTFT", 8, _latest("ttft", 60, fmt.duration)),
+    _Column("misses", 8, _latest("miss", 60, lambda share: fmt.percent(share, 1))),
+    _Column("multi", 7, _observed("hot.multiplier", fmt.multiplier)),
+    _Column("host budget", 13, _observed("pools.budget_bytes", fmt.size)),
+    _Column("gen", 5, lambda model: fmt.setting(model.generation)),
+)
+_NARROW = 6
+"""Columns that a small terminal has room for."""
+_WIDE = _LABEL + _STATE + sum(column.cells for column in _COLUMNS)
+
+
+def _columns(width: int) -> tuple[_Column, ...]:
+    return _COLUMNS if width >= _WIDE else _COLUMNS[:_NARROW]
+
+
+def _head_cells(width: int) -> tuple[int, int]:
+    """For the node's name and its state; the name takes what the figures leave."""
+    if width >= _WIDE:
+        return _LABEL, _STATE
+    # One cell is the scroll bar's.
+    figures = sum(column.cells for column in _columns(width))
+    return max(8, min(30, width - 1 - _STATE - figures)), _STATE
 
 
 def fleet_summary(models: Iterable[NodeModel], width: int) -> Line:

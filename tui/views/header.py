@@ -37,6 +37,7 @@ def header_lines(model: NodeModel, banner: Banner, width: int, context: ViewCont
         passed_s = 0.0 if model.stale else _since_status(model, context)
         up = fmt.duration(max(0.0, at_s - started) + passed_s)
     kind, served = text(status, "node.kind") or "", text(status, "node.model") or ""
+    mode, version = text(status, "policy.mode"), text(status, "node.version")
     left = line(
         (f"{model.label} ", "title"),
         (f"{glyphs.on if lifecycle == 'serving' else glyphs.off} {lifecycle}", role),
@@ -44,8 +45,8 @@ def header_lines(model: NodeModel, banner: Banner, width: int, context: ViewCont
         (f" {kind}" if kind and kind not in served else "", "dim"),
         (f"  up {up}", "dim"),
         (f"  gen {model.generation}" if model.generation is not None else "", "dim"),
-        (f" mode {text(status, 'policy.mode')}" if status else "", "dim"),
-        (f"  hisparsed {text(status, 'node.version')}" if status and width >= 110 else "", "dim"),
+        (f" mode {mode}" if mode else "", "dim"),
+        (f"  hisparsed {version}" if version and width >= 110 else "", "dim"),
     )
     right = line((f" {fmt.clock(context.now_s)}", "strong"))
     return [ends(left, right, width), _second(model, banner, width, context)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hisparsed.tui.glyphs import Glyphs
-from hisparsed.tui.styled import EMPTY, Line, line
+from hisparsed.tui.styled import EMPTY, Line, hanging, line
 
 _KEYS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
@@ -59,19 +59,21 @@ _KEYS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 )
 
 
-def help_lines(glyphs: Glyphs) -> list[Line]:
+def help_lines(glyphs: Glyphs, width: int) -> list[Line]:
     lines: list[Line] = []
     for title, keys in _KEYS:
         lines.append(line((title, "title")))
-        lines += [line((f"  {key:<16}", "strong"), words) for key, words in keys]
+        for key, words in keys:
+            lines += hanging(line((f"  {key:<16}", "strong")), words, width)
         lines.append(EMPTY)
-    lines += [
-        line(("signs", "title")),
-        line(f"  {glyphs.in_use} in use  {glyphs.reusable} a reusable prefix  {glyphs.free} free"),
-        line(f"  {glyphs.target} HiSparse target  {glyphs.other_target} offload target (one mark"
-             " where they meet)"),
-        line("  P promised to the offload pool, D recalled from it, R reserve"),
-        line("  r resident, h hot, i indexer blocks on the GPU"),
-        line("  F full, M mixed, N no residency"),
-    ]  # fmt: skip
+    lines.append(line(("signs", "title")))
+    for words in (
+        f"{glyphs.in_use} in use  {glyphs.reusable} a reusable prefix  {glyphs.free} free",
+        f"{glyphs.target} HiSparse target  {glyphs.other_target} offload target "
+        "(one mark where they meet)",
+        "P promised to the offload pool, D recalled from it, R reserve",
+        "r resident, h hot, i indexer blocks on the GPU",
+        "F full, M mixed, N no residency",
+    ):
+        lines += hanging(line("  "), words, width)
     return lines

@@ -16,27 +16,38 @@ def lever_lines(model: NodeModel, width: int, context: ViewContext, *, rows: int
     found = items(model.status, "levers")
     if not found:
         return [line(("no decision yet", "dim"))]
+    settings = [_setting(model, lever, context) for lever in found]
+    column = max(len(one) for one in settings)
     lines: list[Line] = []
-    for lever in found:
-        lines.append(fit(_lever_line(model, lever, context), width, more=context.glyphs.more))
+    for lever, setting in zip(found, settings, strict=True):
+        lever_line = _lever_line(lever, f"{setting:<{column}}")
+        lines.append(fit(lever_line, width, more=context.glyphs.more))
         if rows > 1:
             sentence = wrap(text(lever, "sentence") or "", width - 2, "dim")[: rows - 1]
             lines += [line("  ") + one for one in sentence]
     return lines
 
 
-def _lever_line(model: NodeModel, lever: Document, context: ViewContext) -> Line:
-    mode, reason = text(lever, "mode") or "", text(lever, "reason") or ""
+def _setting(model: NodeModel, lever: Document, context: ViewContext) -> str:
+    """What is in force, and where it is to go."""
     current, wanted = dig(lever, "current"), dig(lever, "wanted")
     name = text(lever, "lever") or ""
     shown = _shown(model, name, current)
-    change = f" {context.glyphs.arrow} {_shown(model, name, wanted)}" if wanted != current else ""
+    if wanted == current:
+        return shown
+    return f"{shown} {context.glyphs.arrow} {_shown(model, name, wanted)}"
+
+
+def _lever_line(lever: Document, setting: str) -> Line:
+    mode, reason = text(lever, "mode") or "", text(lever, "reason") or ""
+    name = text(lever, "lever") or ""
+    moves = dig(lever, "current") != dig(lever, "wanted")
     limited = text(lever, "limited_by")
     return line(
         (f"{name:<11}", "title"),
         (f"{mode:<7}", "" if mode == "act" else "warn"),
-        (f"{shown + change:<26} ", "strong"),
-        (reason, "accent" if change else ""),
+        (f"{setting}  ", "strong"),
+        (reason, "accent" if moves else ""),
         (f" (limited: {limited})" if limited and limited != reason else "", "dim"),
         (" FROZEN" if dig(lever, "frozen") else "", "warn"),
         (" NEEDS RESTART" if dig(lever, "pending_restart") else "", "warn"),

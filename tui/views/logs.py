@@ -46,6 +46,11 @@ class LogFilter:
         return ", ".join(part for part in parts if part)
 
 
+def log_entries(model: NodeModel, wanted: LogFilter) -> int:
+    """How many entries pass."""
+    return sum(wanted.passes(entry) for entry in model.logs)
+
+
 def log_lines(model: NodeModel, wanted: LogFilter, width: int) -> list[Line]:
     """Oldest first; long ones go over several lines, and past some they are cut."""
     loggers = width >= _LOGGERS_WIDTH
@@ -75,6 +80,9 @@ def health_lines(model: NodeModel, context: ViewContext) -> list[Line]:
     """What doctor and canary found, the journal's state, and how it stands with the node."""
     status, glyphs = model.status, context.glyphs
     writing = dig(status, "journal.writing")
+    if writing is None:
+        unknown = line((f"{'journal':<9}", "title"), ("not known", "dim"))
+        return [*_doctor(status), _canary(status, context), unknown]
     state = f"{glyphs.on} writing" if writing else f"{glyphs.off} STOPPED"
     journal = line(
         (f"{'journal':<9}", "title"),

@@ -64,15 +64,15 @@ def summary_lines(model: NodeModel, width: int, context: ViewContext) -> list[Li
     document, status = model.policy or {}, model.status
     path = text(document, "file") or text(document, "path") or text(status, "policy.path")
     content_hash = text(document, "content_hash") or text(status, "policy.content_hash") or ""
-    lines = [
-        line(
-            ("policy ", "dim"), (path or fmt.UNKNOWN, "strong"),
-            (f"  generation {fmt.setting(model.generation)} ({content_hash[:_HASH_SHOWN]})", "dim"),
-            ("  mode ", "dim"), (text(status, "policy.mode") or fmt.UNKNOWN, "strong"),
-            (_loaded(document), "dim"),
-        )
-    ]  # fmt: skip
-    lines += _rejected(document, status, width)
+    place = line(("policy ", "dim"), (path or fmt.UNKNOWN, "strong"))
+    version = line(
+        (f"generation {fmt.setting(model.generation)} ({content_hash[:_HASH_SHOWN]})", "dim"),
+        ("  mode ", "dim"), (text(status, "policy.mode") or fmt.UNKNOWN, "strong"),
+        (_loaded(document), "dim"),
+    )  # fmt: skip
+    fits = place.cells + 2 + version.cells <= width
+    lines = [place + line("  ") + version] if fits else [place, version]
+    lines += _rejected(model, width)
     for item in items(document, "pending_restart"):
         lines.append(
             line(
@@ -107,14 +107,18 @@ def _loaded(document: Document) -> str:
     return "" if at is None else f"  loaded {fmt.moment(at)}"
 
 
-def _rejected(document: Document, status: object, width: int) -> list[Line]:
+def _rejected(model: NodeModel, width: int) -> list[Line]:
+    document, status = model.policy or {}, model.status
     error = text(document, "rejected.error") or text(status, "policy.last_error")
     if error is None:
         return []
     at, actor = number(document, "rejected.at_unix_s"), text(document, "rejected.actor")
     who = f" at {fmt.clock(at)}" if at is not None else ""
     who += f", asked by {actor}" if actor else ""
-    head = line(("LAST RELOAD REJECTED", "bad"), f"{who}; generation stays in force")
+    head = line(
+        ("LAST RELOAD REJECTED", "bad"),
+        f"{who}; generation {fmt.setting(model.generation)} stays in force",
+    )
     return [head, *(one for raw in error.splitlines() for one in wrap(raw, width, "bad"))]
 
 

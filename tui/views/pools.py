@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.styled import Line, drop, ends, fit, line
+from hisparsed.tui.styled import Line, Part, drop, ends, fit, line
 from hisparsed.tui.views.bars import Segment, bar, gauge, marks
 from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.wire import Document, dig, number
@@ -97,9 +97,9 @@ def _moving_line(pools: Document, context: ViewContext, width: int) -> Line:
     pending, draining = number(pools, "pending_bytes"), number(pools, "draining_bytes")
     reserve = number(pools, "reserve_bytes")
     moving = line(
-        (f"P pending {fmt.size(pending)} ", "warn" if pending else "dim"),
+        (f"P pending {fmt.size(pending)}  ", "warn" if pending else "dim"),
         (f"D draining {fmt.size(draining)}", "warn" if draining else "dim"),
-        (f" R reserve {fmt.size(reserve)}" if reserve else "", "dim"),
+        (f"  R reserve {fmt.size(reserve)}" if reserve else "", "dim"),
     )
     return ends(moving, legend, width) if width >= 78 else fit(moving, width)
 
@@ -137,17 +137,27 @@ def gpu_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
         Segment(rest, "i", "indexer"),
     ]
     short = bool(dig(gpu, "waiting_for_blocks"))
-    words = line(
-        ("r", "resident"), f" resident {fmt.whole(resident)}  ",
-        ("h", "hot"), f" hot {fmt.whole(hot)}  ",
-        ("i", "indexer"), f" {'indexer' if resident is not None else 'in use'} {fmt.whole(rest)}",
-    )  # fmt: skip
     state = line(
         (f"{fmt.percent(free / total)} free", "bad" if short else "strong"),
         (" SHORT" if short else "", "bad"),
         (f" of {fmt.whole(total)}{' GPU blocks' if width >= 70 else ''}", "dim"),
     )
+    other = ("indexer", "idx") if resident is not None else ("in use", "used")
+    names, short_names = ("resident", "hot", other[0]), ("res.", "hot", other[1])
+    counts = (fmt.whole(resident), fmt.whole(hot), fmt.whole(rest))
+    words = _legend(names, counts)
+    if words.cells + state.cells >= width:
+        words = _legend(short_names, counts)
     return [bar(parts, total, width, free=context.glyphs.free), ends(words, state, width)]
+
+
+def _legend(names: tuple[str, str, str], counts: tuple[str, str, str]) -> Line:
+    parts: list[Part] = []
+    for letter, role, name, count in zip(
+        "rhi", ("resident", "hot", "indexer"), names, counts, strict=True
+    ):
+        parts += [("  " if parts else "", ""), (letter, role), f" {name} {count}"]
+    return line(*parts)
 
 
 def residency_bar(requests: object, width: int, context: ViewContext) -> Line:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.styled import Line, line
+from hisparsed.tui.styled import Line, hanging, line
 from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.pools import budget_gauge
 from hisparsed.tui.wire import Document, items, number, text
@@ -17,9 +17,12 @@ _GAUGE_CELLS = 8
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """``narrow`` is its width in cells where the screen has not room for ``width``."""
+
     name: str
     title: str
     width: int
+    narrow: int
     value: Callable[[Document], float | str | None]
     descending: bool = True
     """The order that an operator asks for first."""
@@ -31,16 +34,27 @@ def hit_ratio(row: Document) -> float | None:
 
 
 COLUMNS = (
-    Column("request", "request", 30, lambda row: text(row, "request_id"), descending=False),
-    Column("state", "state", 10, lambda row: text(row, "state"), descending=False),
-    Column("context", "context", 9, lambda row: number(row, "context_tokens")),
-    Column("resident", "on GPU", 15, lambda row: number(row, "resident_share")),
-    Column("residency", "resid.", 7, lambda row: text(row, "residency"), descending=False),
-    Column("hot", "hot rows", 15, lambda row: number(row, "hot_rows")),
-    Column("hits", "hits", 7, hit_ratio, descending=False),
-    Column("loads", "loads", 8, lambda row: number(row, "loads")),
-    Column("age", "age", 8, lambda row: number(row, "age_s")),
+    Column("request", "request", 30, 15, lambda row: text(row, "request_id"), descending=False),
+    Column("state", "state", 10, 10, lambda row: text(row, "state"), descending=False),
+    Column("context", "context", 9, 9, lambda row: number(row, "context_tokens")),
+    Column("resident", "on GPU", 15, 7, lambda row: number(row, "resident_share")),
+    Column("residency", "resid.", 7, 7, lambda row: text(row, "residency"), descending=False),
+    Column("hot", "hot rows", 15, 11, lambda row: number(row, "hot_rows")),
+    Column("hits", "hits", 7, 7, hit_ratio, descending=False),
+    Column("loads", "loads", 8, 6, lambda row: number(row, "loads")),
+    Column("age", "age", 8, 7, lambda row: number(row, "age_s")),
 )
+_LEAST_WIDE = sum(column.width for column in COLUMNS)
+_LONGEST_ID = 64
+
+
+def column_widths(width: int) -> tuple[int, ...]:
+    """Cells of each column on a screen of ``width``; the request takes what the others leave."""
+    wide = width > _LEAST_WIDE
+    others = [column.width if wide else column.narrow for column in COLUMNS[1:]]
+    least = COLUMNS[0].width if wide else COLUMNS[0].narrow
+    # One cell is the scroll bar's.
+    return (max(least, min(_LONGEST_ID, width - 1 - sum(others))), *others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,51 +90,77 @@ def sorted_rows(model: NodeModel, order: Order) -> list[Document]:
     return known + unknown
 
 
-def title_line(order: Order, context: ViewContext) -> Line:
+def title_line(order: Order, width: int, context: ViewContext) -> Line:
     parts = []
-    for index, column in enumerate(COLUMNS):
+    for index, (column, cells) in enumerate(zip(COLUMNS, column_widths(width), strict=True)):
         mark = ""
         if column.name == order.column:
             mark = context.glyphs.sort_down if order.descending else context.glyphs.sort_up
         label = column.title + mark
-        parts.append((_aligned(label, column.width, left=index < 2), "title"))
+        parts.append((_aligned(label, cells, left=index < 2), "title"))
     return line(*parts)
 
 
-def column_at(x: int) -> str | None:
+def column_at(x: int, width: int) -> str | None:
     """The column at a screen column of the title line."""
     end = 0
-    for column in COLUMNS:
-        end += column.width
+    for column, cells in zip(COLUMNS, column_widths(width), strict=True):
+        end += cells
         if x < end:
             return column.name
     return None
 
 
-def request_row(row: Document, context: ViewContext) -> Line:
-    share = number(row, "resident_share")
+def request_row(row: Document, width: int, context: ViewContext) -> Line:
+    first, state_cells, context_cells, gpu, residency, hot_cells, *rest = column_widths(width)
+    share, hits = number(row, "resident_share"), hit_ratio(row)
     hot, capacity = number(row, "hot_rows"), number(row, "hot_capacity_rows")
+    rows = f"{fmt.whole(hot)}/{fmt.whole(capacity)}" if capacity else fmt.UNKNOWN
     state = text(row, "state") or ""
-    hits = hit_ratio(row)
-    request_id = text(row, "request_id") or ""
-    bar = budget_gauge(share, _GAUGE_CELLS, context) if share is not None else Line()
-    bar = Line(tuple((part, "chart" if role != "free" else role) for part, role in bar.spans))
+    figures = (
+        (fmt.percent(hits, 1), "warn" if hits is not None and hits < 0.8 else ""),
+        (fmt.short(number(row, "loads")), ""),
+        (fmt.duration(number(row, "age_s")), ""),
+    )
     return (
         line(
-            (_cut(request_id, COLUMNS[0].width - 1, context) + " ", "strong"),
-            (f"{state:<10}", {"preempted": "bad", "waiting": "warn"}.get(state, "")),
-            f"{fmt.whole(number(row, 'context_tokens')):>9}",
-            f"{fmt.percent(share):>6} ",
+            (_cut(text(row, "request_id") or "", first - 1, context) + " ", "strong"),
+            (f"{state:<{state_cells}}", {"preempted": "bad", "waiting": "warn"}.get(state, "")),
+            f"{fmt.whole(number(row, 'context_tokens')):>{context_cells}}",
         )
-        + (bar if share is not None else line(" " * _GAUGE_CELLS))
+        + _on_gpu(share, gpu, context)
         + line(
-            f"{text(row, 'residency') or fmt.UNKNOWN:>7}",
-            f"{fmt.whole(hot) + '/' + fmt.whole(capacity) if capacity else fmt.UNKNOWN:>15}",
-            (f"{fmt.percent(hits, 1):>7}", "warn" if hits is not None and hits < 0.8 else ""),
-            f"{fmt.short(number(row, 'loads')):>8}",
-            f"{fmt.duration(number(row, 'age_s')):>8}",
+            f"{text(row, 'residency') or fmt.UNKNOWN:>{residency}}",
+            f"{rows:>{hot_cells}}",
+            *(
+                (f"{words:>{cells}}", role)
+                for (words, role), cells in zip(figures, rest, strict=True)
+            ),
         )
     )
+
+
+def _on_gpu(share: float | None, cells: int, context: ViewContext) -> Line:
+    """A percentage, and a bar where there is room for one."""
+    room = cells - 7
+    if room < _GAUGE_CELLS:
+        return line(f"{fmt.percent(share):>{cells}}")
+    words = line(f"{fmt.percent(share):>6} ")
+    if share is None:
+        return words + line(" " * room)
+    bar = budget_gauge(share, room, context)
+    return words + Line(
+        tuple((part, "chart" if role != "free" else role) for part, role in bar.spans)
+    )
+
+
+def request_detail(row: Document, width: int) -> list[Line]:
+    """Everything that the node tells of a request."""
+    return [
+        one
+        for name, value in row.items()
+        for one in hanging(line((f"{name:<20}", "dim")), fmt.setting(value), width)
+    ]
 
 
 def summary_line(model: NodeModel, order: Order, shown: int) -> Line:

@@ -10,7 +10,7 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from hisparsed.tui.styled import Line, ascii_line
+from hisparsed.tui.styled import Line, ascii_line, within
 from hisparsed.tui.themes import DARK, LOOKS, Look
 
 
@@ -70,7 +70,7 @@ class LinesView(ScrollView):
         if index >= len(self._lines):
             return Strip.blank(width, base)
         strip = strip_of(
-            self._lines[index],
+            within(self._lines[index], self.scrollable_content_region.width),
             self.look,
             base,
             stale=self._stale,

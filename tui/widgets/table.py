@@ -16,7 +16,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from hisparsed.tui.styled import EMPTY, Line
+from hisparsed.tui.styled import EMPTY, Line, within
 from hisparsed.tui.themes import DARK, LOOKS, Look
 from hisparsed.tui.widgets.lines import strip_of
 
@@ -107,15 +107,17 @@ class TableView(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         width, base = self.size.width, self.rich_style
+        seen = self.scrollable_content_region.width
         if y == 0:
-            return self._strip(self._title, base, stale=False).adjust_cell_length(width, base)
+            title = within(self._title, seen)
+            return self._strip(title, base, stale=False).adjust_cell_length(width, base)
         index = y - 1 + round(self.scroll_offset.y)
         if index >= len(self._keys):
             return Strip.blank(width, base)
         here = index == self._cursor
         if here:
             base += self.look.style("cursor")
-        strip = self._strip(self._row(index), base, stale=self._stale)
+        strip = self._strip(within(self._row(index), seen), base, stale=self._stale)
         return strip.adjust_cell_length(width, base)
 
     def _strip(self, text: Line, base: Style, *, stale: bool) -> Strip:
