@@ -11,15 +11,15 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 _GROWTH_BYTES = 1 << 30
-_resident_bytes = 0
+_resident_bytes = [0]
+"""After the last sweep."""
 
 
 @pytest.fixture(autouse=True)
 def _past_engines_are_freed() -> Iterator[None]:
     """vLLM freezes the garbage collector's heap, so an engine that a test built stays for ever."""
-    global _resident_bytes
     yield
-    if psutil.Process().memory_info().rss > _resident_bytes + _GROWTH_BYTES:
+    if psutil.Process().memory_info().rss > _resident_bytes[0] + _GROWTH_BYTES:
         gc.unfreeze()
         gc.collect()
-        _resident_bytes = psutil.Process().memory_info().rss
+        _resident_bytes[0] = psutil.Process().memory_info().rss

@@ -28,7 +28,6 @@ from hisparsed.control.status import Lifecycle
 from hisparsed.policy.reasons import Lever
 
 MAX_LIMIT = 1_000
-LONGEST_SILENCE_S = 5.0
 _DEFAULT_LIMIT = 50
 
 
@@ -113,13 +112,13 @@ class ControlApi:
         The status also where nothing else comes for a while: an engine that starts, or a slow
         tick, must not look like a daemon that hangs.
         """
-        with self.broadcast.listen(silence_s=LONGEST_SILENCE_S) as messages:
-            yield self._status_frame()
+        with self.broadcast.listen(in_silence=self._status) as messages:
+            yield _frame(self._status())
             async for message in messages:
-                yield self._status_frame() if message is None else _frame(message)
+                yield _frame(message)
 
-    def _status_frame(self) -> str:
-        return _frame(Message("status", self.board.status().model_dump_json()))
+    def _status(self) -> Message:
+        return Message("status", self.board.status().model_dump_json())
 
 
 def _frame(message: Message) -> str:

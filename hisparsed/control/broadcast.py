@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+SILENCE_S = 5.0
+"""A listener that hears nothing for much longer may take the daemon for dead."""
 _BACKLOG = 64
 
 
@@ -38,14 +40,17 @@ class Broadcast:
         self._put(None)
 
     @contextmanager
-    def listen(self, *, silence_s: float | None = None) -> Iterator[AsyncIterator[Message | None]]:
-        """Messages from now on, until ``close``; ``None`` after each ``silence_s`` without one."""
+    def listen(
+        self, *, in_silence: Callable[[], Message] | None = None, silence_s: float = SILENCE_S
+    ) -> Iterator[AsyncIterator[Message]]:
+        """Messages from now on, until ``close``; where none comes for ``silence_s``, what
+        ``in_silence`` makes."""
         backlog: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=_BACKLOG)
         if self._closed:
             backlog.put_nowait(None)
         self._listeners.add(backlog)
         try:
-            yield _until_closed(backlog, silence_s)
+            yield _until_closed(backlog, in_silence, silence_s)
         finally:
             self._listeners.discard(backlog)
 
@@ -57,14 +62,17 @@ class Broadcast:
 
 
 async def _until_closed(
-    backlog: asyncio.Queue[Message | None], silence_s: float | None
-) -> AsyncIterator[Message | None]:
+    backlog: asyncio.Queue[Message | None],
+    in_silence: Callable[[], Message] | None,
+    silence_s: float,
+) -> AsyncIterator[Message]:
     while True:
         try:
-            async with asyncio.timeout(silence_s):
+            async with asyncio.timeout(silence_s if in_silence is not None else None):
                 message = await backlog.get()
         except TimeoutError:
-            yield None
+            if in_silence is not None:
+                yield in_silence()
             continue
         if message is None:
             return

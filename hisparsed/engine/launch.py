@@ -81,20 +81,22 @@ def require_startable(config: NodeConfig, kind: NodeKind, *, max_multiplier: flo
 def slab_blocks_of_one_request(reference: ReferenceConfig, max_multiplier: float) -> int:
     """Slab blocks that vLLM wants for one longest request, the scratch and the null block.
 
-    Its indexer pages, the pages of one step in every index group, and the largest hot lease.
+    Its indexer pages, the largest hot lease, and in every index group the pages of one step and
+    of the step before: those still leave for the host when the next are written, and with room
+    for one step only the request would preempt itself for ever.
     """
     size = reference.block_size
     window = min(reference.max_num_batched_tokens, reference.max_model_len)
     query_len = 1 + reference.speculative_tokens
     lease = max_lease_rows(reference, max_multiplier)
-    a_group = -(-window // size) + -(-lease // size)
+    pages = -(-reference.max_model_len // size)
+    a_group = min(2 * -(-window // size), pages) + -(-lease // size)
     scratch = scratch_block_count(
         query_len=query_len,
         topk=reference.index_topk,
         block_tokens=size,
         max_num_seqs=reference.max_num_seqs,
     )
-    pages = -(-reference.max_model_len // size)
     return pages + reference.index_groups * a_group + scratch + 1
 
 

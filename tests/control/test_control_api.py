@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from hisparsed.control.broadcast import Message
 from hisparsed.control.engine_port import EngineGone, ServingCounters
 from hisparsed.control.status import Lifecycle, Status
 from hisparsed.policy.reasons import Lever
@@ -229,3 +230,15 @@ async def test_a_stream_after_the_end_is_over_at_once(node: Any) -> None:
     node.broadcast.close()
     frames = [frame async for frame in node.api._stream()]
     assert len(frames) == 1
+
+
+async def test_a_node_without_ticks_is_heard_from_all_the_same(node: Any) -> None:
+    """An engine that starts for minutes must not look like a daemon that hangs."""
+    with node.broadcast.listen(in_silence=node.api._status, silence_s=0.001) as messages:
+        said = [await anext(messages) for _ in range(2)]
+        assert [one.kind for one in said] == ["status", "status"]
+        node.broadcast.send(Message("event", "{}"))
+        while (await anext(messages)).kind != "event":
+            pass
+        node.broadcast.close()
+        assert "event" not in [one.kind async for one in messages]

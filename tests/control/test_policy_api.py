@@ -119,6 +119,17 @@ async def test_a_time_must_be_positive(http: httpx.AsyncClient, for_s: Any) -> N
     assert (await set_value(http, "tick", "2s", for_s=for_s)).status_code == 400
 
 
+@pytest.mark.parametrize("for_s", [366 * 86_400 + 1, 1e300])
+async def test_what_no_calendar_reaches_is_refused(
+    node: Any, http: httpx.AsyncClient, for_s: float
+) -> None:
+    refused = await set_value(http, "hot.max", "3", for_s=for_s)
+    assert refused.status_code == 400
+    assert "at most 31622400 seconds (366d)" in refused.json()["error"]["message"]
+    assert node.source.overrides == ()
+    assert (await set_value(http, "hot.max", "3", for_s=366 * 86_400)).status_code == 200
+
+
 async def test_how_long_must_be_said(http: httpx.AsyncClient) -> None:
     body = {"actor": "ann", "key": "tick", "value": "2s"}
     refused = await http.post("/v1/policy/set", json=body)
@@ -191,6 +202,13 @@ async def test_a_mode_set_over_the_api_is_a_source(http: httpx.AsyncClient) -> N
     assert answer["values"]["levers.split.mode"] == "advise"
     source = answer["sources"]["levers.split.mode"]
     assert (source["from"], source["actor"]) == ("override", "ann")
+
+
+async def test_unset_of_a_mode_says_what_sets_it_back(http: httpx.AsyncClient) -> None:
+    await http.post("/v1/mode", json={"actor": "ann", "levers": ["split"], "mode": "off"})
+    body = {"actor": "ann", "key": "levers.split.mode"}
+    refused = await http.post("/v1/policy/unset", json=body)
+    assert "`hisparsed mode policy` sets the mode" in refused.json()["error"]["message"]
 
 
 async def test_a_value_that_needs_a_restart_is_told(node: Any, http: httpx.AsyncClient) -> None:

@@ -104,7 +104,23 @@ async def test_set_needs_an_end_or_none_on_purpose(served: Any) -> None:
         assert "--for 1h, or --until-unset" in str(result.exception)
     result = await command(served, "policy", "set", "hot.max", "3", "--for", "soon")
     assert "is not a time" in str(result.exception)
+    for beyond in ("0s", "367d"):
+        result = await command(served, "policy", "set", "hot.max", "3", "--for", beyond)
+        assert f'--for: "{beyond}" must be more than 0s and at most 366d' in str(result.exception)
     assert served.source.overrides == ()
+
+
+async def test_set_says_what_needs_a_restart(served: Any) -> None:
+    result = await command(served, "policy", "set", "hot.max", "9", "--for", "1h")
+    assert "hot.max runs as 4; 9 needs a restart." in result.stdout
+
+
+async def test_a_mode_is_shown_as_what_ends_with_the_daemon(served: Any) -> None:
+    await command(served, "mode", "advise", "split")
+    shown = (await command(served, "policy", "show")).stdout
+    (line,) = [one for one in shown.splitlines() if one.startswith("levers.split.mode")]
+    assert line.split()[1:4] == ["advise", "mode", "set"]
+    assert line.endswith("until it is set back or the daemon ends")
 
 
 async def test_set_show_and_unset(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,3 +181,28 @@ def test_the_more_cautious_mode_wins(whole: str, own: str | None, effective: Mod
     for lever in Lever:
         made = policy(mode=whole, levers={lever.value: {"mode": own}})
         assert made.mode_of(lever) is effective
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"hot": {"max": True}},
+        {"admission": {"max_running": True}},
+        {"admission": {"max_context": False}},
+        {"rebalance": {"marginal": {"least_gain": True}}},
+        {"rebalance": {"back_off": {"factor": True}}},
+        {"watermark": {"value": False}},
+        {"version": True},
+    ],
+    ids=str,
+)
+def test_yes_is_no_number(sections: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        policy(**sections)
+    (found,) = caught.value.errors()
+    assert found["type"] == "refused_number"
+    assert found["msg"].endswith("is not a number")
+
+
+def test_true_is_still_a_yes() -> None:
+    assert policy(pools={"release_reserve": True}).pools.release_reserve

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from recorded_node import RecordedFeed, recorded_model
+from recorded_node import RecordedFeed, recorded_model, status_with
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
@@ -189,6 +189,39 @@ async def test_a_refusal_is_shown_with_the_node_s_words(served: Node) -> None:
         assert "look at it again" in notices(app)
 
 
+async def test_a_change_carries_the_generation_that_was_seen(served: Node) -> None:
+    app = served.app()
+    async with app.run_test(size=SIZE) as pilot:
+        await act(pilot, ["p", "R"])
+        app.sessions[0].model.apply(updates.StatusNews(status_with({"policy.generation": 7})), 0)
+        await pilot.press("y")
+        await pilot.pause()
+        assert served.posts[-1][1]["expected_generation"] == 2
+        await act(pilot, ["R"])  # still paused: what is seen is still of then
+        await pilot.press("y")
+        await pilot.pause()
+        assert [one["expected_generation"] for _, one in served.posts] == [2, 2]
+        await act(pilot, ["p", "R"])
+        await pilot.press("y")
+        await pilot.pause()
+        assert served.posts[-1][1]["expected_generation"] == 7
+
+
+async def test_a_reload_that_changed_nothing_says_so(served: Node) -> None:
+    served.answer = httpx.Response(200, json={"outcome": "unchanged"})
+    app = served.app()
+    async with app.run_test(size=SIZE) as pilot:
+        await act(pilot, ["R"])
+        await pilot.press("y")
+        await pilot.pause()
+        assert notices(app) == ["the document has not changed since it was loaded"]
+
+
+def test_what_will_not_survive_a_restart_is_told() -> None:
+    words = changes.answer_words({"not_kept": "the disk is full"})
+    assert words.endswith("It will not survive a restart: the disk is full")
+
+
 async def test_what_is_not_overridden_cannot_be_unset(served: Node) -> None:
     app = served.app()
     async with app.run_test(size=SIZE) as pilot:
@@ -219,7 +252,7 @@ def test_times_of_an_override(text: str, seconds: float | None) -> None:
     assert changes.parse_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["soon", "10", "-5m", "0s", "m", "5 m"])
+@pytest.mark.parametrize("text", ["soon", "10", "-5m", "0s", "m", "5 m", "1.2.3m", "²m", "10ms"])
 def test_times_that_cannot_be(text: str) -> None:
     with pytest.raises(ValueError, match="write 30s, 10m or 1h30m"):
         changes.parse_seconds(text)

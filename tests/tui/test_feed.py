@@ -215,3 +215,17 @@ def test_the_socket_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
     assert str(default_address()) == "/run/hisparsed/control.sock"
     monkeypatch.setenv("HISPARSED_SOCKET", "/run/other.sock")
     assert str(default_address()) == "/run/other.sock"
+
+
+async def test_a_storm_of_events_asks_for_the_policy_once_at_a_time(node: FakeNode) -> None:
+    async with feeding(node) as (heard, _):
+        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        before = node.gets.count("/v1/policy")
+        node.open.clear()
+        for sequence in range(50):
+            node.send("event", {"sequence": sequence})
+        await heard.until(lambda: updates.EventNews([{"sequence": 49}]) in heard.updates)
+        node.open.set()
+        told = len(heard.of(updates.PolicyNews))
+        await heard.until(lambda: len(heard.of(updates.PolicyNews)) >= told + 2)
+        assert node.gets.count("/v1/policy") - before == 2

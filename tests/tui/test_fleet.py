@@ -39,6 +39,16 @@ def test_a_line_has_a_column_below_every_title() -> None:
     assert shown.startswith("gpu-node-with-a-… ")
 
 
+@pytest.mark.parametrize("width", [80, 96, 115, 200])
+def test_a_line_fits_its_screen_and_its_titles(width: int) -> None:
+    model = recorded_model("[red]宽宽宽宽宽宽宽宽宽宽宽宽")
+    shown = fleet_line(model, width, ViewContext(now_s=model.node_time_s or 0))
+    assert shown.cells <= width
+    titles = fleet_titles(width)
+    assert titles.rstrip().endswith("TTFT" if width < 115 else "gen")
+    assert len(titles) <= width
+
+
 def test_nodes_of_several_versions_are_pointed_out() -> None:
     one, other = recorded_model("a"), recorded_model("b")
     other.apply(updates.StatusNews(status_with({"node.version": "9.9"})), 0)

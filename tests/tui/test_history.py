@@ -88,3 +88,14 @@ def test_an_odd_past_is_left_out(document: dict[str, object]) -> None:
     history = History()
     history.load(document)
     assert len(history) == 0
+
+
+def test_what_came_before_a_time_without_samples_is_not_of_now() -> None:
+    history = History()
+    for second in range(11):
+        history.add(BEGIN + second, tokens(second * 50))
+    assert history.latest("tokens", 10) == 50
+    history.pass_to(BEGIN + 30)
+    assert history.latest("tokens", 10) is None
+    history.add(BEGIN + 31, tokens(600))
+    assert history.newest_s == BEGIN + 31

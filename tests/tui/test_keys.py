@@ -17,6 +17,7 @@ from hisparsed.tui.screens.dialogs import ChoiceDialog, DetailDialog
 from hisparsed.tui.screens.logs_page import LogsPage
 from hisparsed.tui.screens.node_screen import NodeScreen
 from hisparsed.tui.screens.requests_page import RequestsPage
+from hisparsed.tui.views.requests import column_widths
 from hisparsed.tui.widgets.lines import LinesView
 from hisparsed.tui.widgets.search import SearchLine
 from hisparsed.tui.widgets.table import TableView
@@ -215,7 +216,7 @@ async def test_a_click_on_a_title_sorts_by_it(make_app: Make) -> None:
         await pilot.press("3")
         await pilot.pause()
         for descending in (True, False):
-            await pilot.click("#requests-table", offset=(46, 0))
+            await pilot.click("#requests-table", offset=(sum(column_widths(120)[:2]) + 4, 0))
             await pilot.pause()
             order = page(pilot, RequestsPage).order
             assert (order.column, order.descending) == ("context", descending)

@@ -105,3 +105,11 @@ def test_a_status_without_most_of_its_parts_is_no_error() -> None:
     model = NodeModel("old")
     model.apply(updates.StatusNews({"at_unix_s": 1.0, "observed": {"requests": {}}}), 0)
     assert model.severity().rank >= 0
+
+
+def test_an_engine_that_starts_has_no_figures_of_now() -> None:
+    model = recorded_model()
+    assert model.history.latest("running", 10) is not None
+    at_s = model.node_time_s or 0.0
+    model.apply(updates.StatusNews(status_with({"observed": None, "at_unix_s": at_s + 30})), at_s)
+    assert model.history.latest("running", 10) is None

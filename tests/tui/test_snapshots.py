@@ -38,7 +38,8 @@ async def pictures(app: TopApp, size: tuple[int, int], *keys: str) -> AsyncGener
 
 
 async def picture(app: TopApp, size: tuple[int, int]) -> str:
-    return [found async for found in pictures(app, size)][0]
+    (found,) = [one async for one in pictures(app, size)]
+    return found
 
 
 def compare(name: str, found: str, tmp_path: Path) -> None:

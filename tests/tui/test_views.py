@@ -18,11 +18,13 @@ from hisparsed.tui.views.chart import columns
 from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.decisions import Filter, codes, entries
 from hisparsed.tui.views.header import Banner, header_lines
+from hisparsed.tui.views.help import help_lines
 from hisparsed.tui.views.levers import lever_lines
+from hisparsed.tui.views.logs import health_lines
 from hisparsed.tui.views.overview import overview_lines
 from hisparsed.tui.views.policy import policy_rows, summary_lines
 from hisparsed.tui.views.pools import gpu_lines, host_bar, host_lines
-from hisparsed.tui.views.requests import Order, request_row, sorted_rows
+from hisparsed.tui.views.requests import Order, column_at, request_row, sorted_rows, title_line
 
 CONTEXT = ViewContext(now_s=recorded("status")["at_unix_s"])
 
@@ -175,6 +177,50 @@ def test_a_row_says_state_and_hit_ratio() -> None:
     words = request_row(row, 120, CONTEXT).plain.split()
     assert words == ["cmpl-1", "preempted", "12,345", "25%", "██······", "mixed", "90/128",
                      "75.0%", "25", "1m01s"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "gauge"), [(80, False), (109, False), (120, True), (200, True)])
+def test_the_table_of_requests_fits_every_width(width: int, gauge: bool) -> None:
+    row = {"request_id": "cmpl-" + "0" * 80, "state": "preempted", "context_tokens": 1_000_000,
+           "resident_share": 0.5, "residency": "mixed", "hot_rows": 8_192,
+           "hot_capacity_rows": 8_192, "hits": 75, "loads": 25, "age_s": 3_600.0}  # fmt: skip
+    shown = request_row(row, width, CONTEXT)
+    assert shown.cells == title_line(Order(), width, CONTEXT).cells < width
+    assert ("█" in shown.plain) is gauge
+    assert shown.plain.endswith("1h00m")
+    at = title_line(Order(), width, CONTEXT).plain.index("context")
+    assert column_at(at, width) == "context"
+
+
+def test_a_reason_is_whole_beside_short_settings() -> None:
+    assert "PrefillBound" in plain(lever_lines(MODEL, 56, CONTEXT))
+
+
+def test_help_fits_a_small_terminal() -> None:
+    assert max(one.cells for one in help_lines(UNICODE, 70)) <= 70
+
+
+def test_a_long_place_of_the_policy_leaves_room_for_its_generation() -> None:
+    narrow = summary_lines(MODEL, 60, CONTEXT)
+    assert narrow[0].plain.endswith("policy.yaml")
+    assert narrow[1].plain.startswith("generation 2")
+
+
+def test_a_mode_that_was_set_is_not_for_unset() -> None:
+    model = recorded_model()
+    document = recorded("policy")
+    source = {"from": "override", "actor": "ann", "expires_unix_s": None}
+    document["sources"]["levers.split.mode"] = source
+    model.apply(updates.PolicyNews(document), CONTEXT.now_s)
+    row = {one.key: one for one in policy_rows(model)}["levers.split.mode"]
+    assert not row.overridden
+    assert row.origin == "mode set by ann; m sets it back"
+
+
+def test_a_journal_that_is_not_known_has_not_stopped() -> None:
+    assert "STOPPED" not in plain(health_lines(NodeModel("new"), CONTEXT))
+    stopped = with_status({"journal.writing": False})
+    assert "STOPPED" in plain(health_lines(stopped, CONTEXT))
 
 
 def test_every_value_says_where_it_comes_from() -> None:
