@@ -139,7 +139,7 @@ def set_value(
     expires = answer["override"]["expires_unix_s"]
     end = "it is unset" if expires is None else clock_text(expires)
     text = f"{key} = {value} until {end}; generation {answer['generation']}."
-    for one in answer["pending_restart"]:
+    for one in answer.get("pending_restart", ()):  # an older daemon does not say
         text += f"\n{one['key']} runs as {one['running']}; {one['wanted']} needs a restart."
     if answer["not_kept"] is not None:
         text += f"\nIt will not survive a restart: {answer['not_kept']}."

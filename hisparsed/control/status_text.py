@@ -63,7 +63,9 @@ def _lines(status: Status) -> Iterator[str]:
     if status.last_sentence is not None and status.last_sentence_unix_s is not None:
         yield f"last       {clock_text(status.last_sentence_unix_s)} {status.last_sentence}"
     for event in status.events[:1]:
-        yield f"event      {clock_text(event.at_unix_s)} {event.sentence}"
+        # What follows the first line shows a place in a document; `explain` has it whole.
+        first, *more = event.sentence.splitlines() or [""]
+        yield f"event      {clock_text(event.at_unix_s)} {first}{' ...' if more else ''}"
 
 
 def _observed(observed: Observed, status: Status) -> Iterator[str]:

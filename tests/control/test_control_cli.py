@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from hisparsed.cli.app import app
 from hisparsed.control.explain_text import figures_text
 from hisparsed.control.status import PoolStatus, Status
-from hisparsed.control.status_text import bar, status_page
+from hisparsed.control.status_text import bar, clock_text, status_page
 from hisparsed.errors import UserError
 from hisparsed.policy.reasons import Lever
 
@@ -72,6 +72,20 @@ async def test_a_rejected_policy_and_a_stopped_journal_stand_out(node: Any) -> N
     assert "REJECTED 1 reloads" in page
     assert "policy.yaml:2: tick" in page
     assert "STOPPED: disk is full; 3 records dropped" in page
+
+
+async def test_an_event_of_several_lines_is_cut_at_the_first(node: Any) -> None:
+    node.policy_path.write_text("version: 1\ntick: soon\nhott: {}\n")
+    node.operator.reload(actor="ann")
+    page = status_page(node.board.status(), width=400)
+    (event,) = [line for line in page.splitlines() if line.startswith("event ")]
+    assert event.endswith("250ms, 5m or 1h30m ...")
+    assert "hott" not in event
+
+
+@pytest.mark.parametrize("unix_s", [1e13, -1e300])
+def test_a_time_that_no_calendar_reaches_is_no_error(unix_s: float) -> None:
+    assert clock_text(unix_s) == "a time beyond every calendar"
 
 
 async def test_refused_commands_stand_out(node: Any) -> None:

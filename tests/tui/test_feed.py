@@ -221,11 +221,12 @@ async def test_a_storm_of_events_asks_for_the_policy_once_at_a_time(node: FakeNo
     async with feeding(node) as (heard, _):
         await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
         before = node.gets.count("/v1/policy")
+        told = len(heard.of(updates.PolicyNews))
         node.open.clear()
         for sequence in range(50):
             node.send("event", {"sequence": sequence})
-        await heard.until(lambda: updates.EventNews([{"sequence": 49}]) in heard.updates)
+            last = updates.EventNews([{"sequence": sequence}])
+            await heard.until(lambda last=last: last in heard.updates)  # type: ignore[misc]
         node.open.set()
-        told = len(heard.of(updates.PolicyNews))
         await heard.until(lambda: len(heard.of(updates.PolicyNews)) >= told + 2)
         assert node.gets.count("/v1/policy") - before == 2

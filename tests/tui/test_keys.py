@@ -55,7 +55,7 @@ def text(pilot: Pilot[None], selector: str) -> str:
     [("1", "overview"), ("2", "decisions"), ("3", "requests"), ("4", "policy"), ("5", "logs")],
 )
 async def test_digits_choose_a_page(make_app: Make, key: str, name: str) -> None:
-    async with make_app().run_test(size=(120, 40)) as pilot:
+    async with make_app().run_test(size=(100, 30)) as pilot:
         await pilot.press(key)
         await pilot.pause()
         assert pilot.app.screen.query_one(ContentSwitcher).current == name
@@ -63,7 +63,7 @@ async def test_digits_choose_a_page(make_app: Make, key: str, name: str) -> None
 
 
 async def test_a_click_on_a_tab_chooses_its_page(make_app: Make) -> None:
-    async with make_app().run_test(size=(120, 40)) as pilot:
+    async with make_app().run_test(size=(100, 30)) as pilot:
         await pilot.pause()
         await pilot.click("#tabs", offset=(text(pilot, "#tabs").index("4 Policy"), 0))
         await pilot.pause()
@@ -91,7 +91,7 @@ async def test_question_mark_explains_every_key(make_app: Make) -> None:
 
 async def test_pause_freezes_tables_and_not_the_clock(make_app: Make) -> None:
     app = make_app()
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("2", "p")
         await pilot.pause()
         assert "PAUSED since" in text(pilot, "#header")
@@ -130,7 +130,7 @@ async def test_t_goes_through_the_themes(make_app: Make) -> None:
 
 
 async def test_l_and_c_filter_decisions(make_app: Make) -> None:
-    async with make_app().run_test(size=(120, 40)) as pilot:
+    async with make_app().run_test(size=(100, 30)) as pilot:
         await pilot.press("2", "l")
         assert page(pilot, DecisionsPage).filter.lever == "split"
         await pilot.press("l")
@@ -152,7 +152,7 @@ async def test_l_and_c_filter_decisions(make_app: Make) -> None:
 
 
 async def test_a_asks_for_every_tick(make_app: Make) -> None:
-    async with make_app().run_test(size=(120, 40)) as pilot:
+    async with make_app().run_test(size=(100, 30)) as pilot:
         await pilot.press("2", "l", "a")
         await pilot.pause()
         assert ("decisions", "split", None) in feed(pilot).asked
@@ -193,7 +193,7 @@ async def test_an_event_opens_too(make_app: Make) -> None:
 
 
 async def test_s_and_r_sort_requests(make_app: Make) -> None:
-    async with make_app().run_test(size=(120, 40)) as pilot:
+    async with make_app().run_test(size=(100, 30)) as pilot:
         await pilot.press("3")
         requests = page(pilot, RequestsPage)
         assert feed(pilot).asked[-1] == "requests"
@@ -225,7 +225,7 @@ async def test_a_click_on_a_title_sorts_by_it(make_app: Make) -> None:
 async def test_enter_and_a_second_click_open_a_request_without_text_of_its_prompt(
     make_app: Make,
 ) -> None:
-    async with make_app().run_test(size=(120, 40)) as pilot:
+    async with make_app().run_test(size=(100, 30)) as pilot:
         await pilot.press("3", "enter")
         await pilot.pause()
         assert "context_tokens" in text(pilot, "#detail")
@@ -239,7 +239,7 @@ async def test_enter_and_a_second_click_open_a_request_without_text_of_its_promp
 
 
 async def test_the_cursor_stays_on_its_row(make_app: Make) -> None:
-    async with make_app().run_test(size=(120, 40)) as pilot:
+    async with make_app().run_test(size=(100, 30)) as pilot:
         await pilot.press("3", "down", "down", "j", "k")
         key = table(pilot).cursor_key
         assert key == table(pilot).keys[2]
@@ -255,7 +255,7 @@ async def test_the_cursor_stays_on_its_row(make_app: Make) -> None:
 
 @pytest.mark.parametrize("key", ["2", "3", "4"])
 async def test_search_narrows_a_table_and_escape_ends_it(make_app: Make, key: str) -> None:
-    async with make_app().run_test(size=(120, 40)) as pilot:
+    async with make_app().run_test(size=(100, 30)) as pilot:
         await pilot.press(key)
         await pilot.pause()
         everything = len(table(pilot).keys)
@@ -269,7 +269,7 @@ async def test_search_narrows_a_table_and_escape_ends_it(make_app: Make, key: st
 
 
 async def test_enter_keeps_a_search_until_the_page_is_left(make_app: Make) -> None:
-    async with make_app().run_test(size=(120, 40)) as pilot:
+    async with make_app().run_test(size=(100, 30)) as pilot:
         await pilot.press("4", "slash", *"hot.", "enter")
         await pilot.pause()
         assert {str(key)[:4] for key in table(pilot).keys} == {"hot."}
@@ -279,7 +279,7 @@ async def test_enter_keeps_a_search_until_the_page_is_left(make_app: Make) -> No
 
 
 async def test_v_and_o_filter_log_lines(make_app: Make) -> None:
-    async with make_app().run_test(size=(120, 40)) as pilot:
+    async with make_app().run_test(size=(100, 30)) as pilot:
         await pilot.press("5", "v")
         await pilot.pause()
         logs = page(pilot, LogsPage)
@@ -316,7 +316,7 @@ async def test_new_log_lines_are_followed_only_at_the_end(make_app: Make) -> Non
 
 async def test_doctor_and_canary_are_shown_where_a_node_has_them(make_app: Make) -> None:
     app = make_app()
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=(100, 30)) as pilot:
         await pilot.press("5")
         await pilot.pause()
         assert text(pilot, "#health").count("not available in this version") == 2
@@ -335,7 +335,7 @@ async def test_doctor_and_canary_are_shown_where_a_node_has_them(make_app: Make)
 
 async def test_the_palette_offers_every_page(make_app: Make) -> None:
     app = make_app()
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=(100, 30)) as pilot:
         await pilot.pause()
         titles = [one.title for one in app.get_system_commands(app.screen)]
         assert {"Overview", "Decisions", "Requests", "Policy", "Logs & health", "Quit"} <= {*titles}

@@ -285,6 +285,9 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
         connectors = getattr(self, "_connectors", None)
         if connectors is not None:
             connectors.shutdown()
+        store = getattr(self, "_store", None)
+        if store is not None:
+            store.close()
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:

@@ -99,6 +99,11 @@ class KVStore:
         start = block * self.block_size
         return [rows[start : start + self.block_size].reshape(-1) for rows in self.host_rows]
 
+    def close(self) -> None:
+        """Give all memory back. Nothing may be read or written afterwards."""
+        self.slab.untyped_storage().resize_(0)
+        self._host_buffer.release([(0, self.host.numel())])
+
     def release_host(self, blocks: Sequence[int]) -> int:
         """Give the memory of host blocks, ascending, back to the operating system.
 
