@@ -1,6 +1,7 @@
-"""Settings that every test shares: repeatable examples, and memory of past engines given back."""
+"""What every test shares: repeatable examples, logs as Python sets them up, memory given back."""
 
 import gc
+import logging
 from collections.abc import Iterator
 
 import psutil
@@ -9,6 +10,15 @@ from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _logs_are_python_s_own() -> None:
+    """A test that configured the daemon's logs must not hide them from the next one's."""
+    logger = logging.getLogger("hisparsed")
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+
 
 _GROWTH_BYTES = 1 << 30
 _resident_bytes = [0]

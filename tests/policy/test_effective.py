@@ -234,3 +234,19 @@ def test_every_leaf_of_the_schema_is_a_key() -> None:
         return [key for name, item in value.items() for key in leaves(item, f"{prefix}.{name}")]
 
     assert list(policy_keys()) == leaves(dumped)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("version: 2\n", "p.yaml:1: version: 2 is not 1; write 1"),
+        (
+            "version: 1\nschedules:\n- name: x y\n  when: {days: [mon]}\n  set: {hot.max: 3}\n",
+            'p.yaml:3: schedules[0].name: "x y" has characters that may not be there; it must ',
+        ),
+    ],
+)
+def test_a_value_of_the_wrong_form_is_told_the_right_one(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_policy(text, "p.yaml")
+    assert str(caught.value).startswith(says)
