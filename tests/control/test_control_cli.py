@@ -43,7 +43,9 @@ async def test_the_status_page(served: Any) -> None:
     served.operator.freeze([Lever.SPLIT], actor="ann")
     result = await command(served, "status")
     assert result.exit_code == 0
-    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+    # A path is one word, however long the folder of this run is.
+    lines = [line for line in result.stdout.splitlines() if str(served.folder) not in line]
+    assert max(map(len, lines)) <= 80
     page = words(result.stdout)
     assert "hisparsed 0.1.0, reference node, serving, up 1m" in page
     assert "hisparse [########=====..........." in page
