@@ -7,7 +7,6 @@ there is nothing in them: no tokens, no request names.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ from typing import Any
 from hisparsed.canary.verdict import Verdict
 from hisparsed.control.board import TickOutcome
 from hisparsed.control.records import TickRecord
+from hisparsed.control.state_file import write_state_file
 
 FOLDER = "canary"
 MOST_FILES = 8
 _DECISIONS = 60
 """About the last ticks' worth of decisions, newest last."""
-_FILE_MODE, _FOLDER_MODE = 0o640, 0o750
+_FOLDER_MODE = 0o750
 
 
 def evidence_document(
@@ -66,12 +66,7 @@ def save_evidence(state_dir: Path, document: dict[str, Any]) -> Path:
     folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
     milliseconds = int(document["at_unix_s"] * 1000)
     path = folder / f"mismatch-{milliseconds:015d}.json"
-    new = path.with_suffix(".new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE)
-    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a path has no mode)
-        os.fchmod(descriptor, _FILE_MODE)  # the umask may have taken a bit away
-        json.dump(document, file, indent=1)
-    new.replace(path)
+    write_state_file(path, json.dumps(document, indent=1).encode())
     for old in sorted(folder.glob("mismatch-*.json"))[:-MOST_FILES]:
         old.unlink(missing_ok=True)
     return path

@@ -6,17 +6,16 @@ night must hold now, even where it cannot be kept.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hisparsed.control.state_file import write_state_file
 from hisparsed.policy.override import Override
 
 FILE_NAME = "overrides.json"
-_MODE = 0o640
 
 
 class OverrideFileError(Exception):
@@ -61,15 +60,8 @@ class OverrideFile:
     def save(self, overrides: Sequence[Override]) -> None:
         """Replace the file, so that a crash leaves the old or the new one."""
         data = _Document(overrides=tuple(overrides)).model_dump_json(indent=2).encode()
-        new = self.path.with_name(f"{FILE_NAME}.new")
         try:
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
-            with open(descriptor, "wb") as file:  # noqa: PTH123 (a path cannot carry the mode)
-                os.fchmod(descriptor, _MODE)  # the umask may have taken a bit away
-                file.write(data)
-                file.flush()
-                os.fsync(descriptor)
-            new.replace(self.path)
+            write_state_file(self.path, data)
         except OSError as error:
             self.error = f"{self.path} cannot be written: {error.strerror or error}"
         else:

@@ -8,13 +8,13 @@ it as to a start. The reserve is not in it: it follows from the policy and is ne
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hisparsed.control.state_file import write_state_file
 from hisparsed.policy.bounds import (
     hot_bounds,
     hot_unit,
@@ -29,7 +29,6 @@ from hisparsed.policy.signals import Admission, Geometry
 log = logging.getLogger("hisparsed.control")
 
 FILE_NAME = "targets.json"
-_MODE = 0o640
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +90,8 @@ class TargetFile:
         document = _Document(policy_hash=policy_hash, geometry=geometry, targets=targets)
         if document == self._saved:
             return
-        new = self.path.with_name(f"{FILE_NAME}.new")
         try:
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
-            with open(descriptor, "wb") as file:  # noqa: PTH123 (a path cannot carry the mode)
-                os.fchmod(descriptor, _MODE)  # the umask may have taken a bit away
-                file.write(document.model_dump_json(indent=2).encode())
-                file.flush()
-                os.fsync(descriptor)
-            new.replace(self.path)
+            write_state_file(self.path, document.model_dump_json(indent=2).encode())
         except OSError as error:
             if not self._failing:
                 log.warning(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from hisparsed.control.announce import Announcer
 from hisparsed.control.board import TickOutcome
 from hisparsed.control.records import EventKind
+from hisparsed.control.state_file import write_state_file
 
 log = logging.getLogger("hisparsed.daemon")
 
@@ -22,7 +22,6 @@ EXIT_STALLED = 75
 """The node ended so that the service manager starts it anew; that of a temporary failure."""
 FILE_NAME = "restarts.json"
 _WITHIN_S = 3600.0
-_MODE = 0o640
 
 
 class RestartFile:
@@ -45,13 +44,7 @@ class RestartFile:
 
     def save(self, times: list[float]) -> None:
         """Replace the file. Raises ``OSError``."""
-        new = self.path.with_name(f"{FILE_NAME}.new")
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
-        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 (a path has no mode)
-            json.dump(times, file)
-            file.flush()
-            os.fsync(descriptor)
-        new.replace(self.path)
+        write_state_file(self.path, json.dumps(times).encode())
 
 
 class Standstill:
