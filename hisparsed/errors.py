@@ -1,5 +1,9 @@
-"""The error an operator is meant to read: printed as one clean line, exit code 2."""
+"""The errors an operator is meant to read: printed as one clean line, exit code 2."""
 
 
 class UserError(Exception):
     """Something a person can put right: the message names place, value and what is right."""
+
+
+class EngineStartError(UserError):
+    """An engine whose settings were accepted did not start; the same may work another time."""

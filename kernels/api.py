@@ -10,6 +10,8 @@ import torch
 
 from hisparsed.kernels import torch_backend, torch_gather
 from hisparsed.kernels.backends import Backend, pick
+from hisparsed.kernels.bank_shrink import SlotMoves
+from hisparsed.kernels.bank_shrink import shrink as shrink_rows
 from hisparsed.kernels.checks import check_gather, check_memory, check_resolve, check_topk
 from hisparsed.kernels.curve import (
     MissCurve,
@@ -20,6 +22,7 @@ from hisparsed.kernels.curve import (
 from hisparsed.kernels.geometry import Geometry, RowLayout
 from hisparsed.kernels.resolution import Resolution
 from hisparsed.kernels.state import COUNTERS, MAX_CAPACITY, ResolverState
+from hisparsed.kernels.state_bank import StateBank, state_bytes
 from hisparsed.kernels.step import Step
 from hisparsed.kernels.upkeep import invalidate, reset, set_capacity
 
@@ -32,7 +35,11 @@ __all__ = [
     "Resolution",
     "ResolverState",
     "RowLayout",
+    "SlotMoves",
+    "StateBank",
     "apply_moves",
+    "error_from",
+    "error_words",
     "gather",
     "invalidate",
     "miss_ratio_curve",
@@ -42,6 +49,8 @@ __all__ = [
     "reset",
     "resolve",
     "set_capacity",
+    "shrink_rows",
+    "state_bytes",
 ]
 
 
@@ -117,6 +126,7 @@ def gather(
     swap_physical: torch.Tensor,
     swap_counts: torch.Tensor,
     *,
+    pinned: bool = False,
     backend: Backend = "auto",
 ) -> None:
     """Copy the listed host rows to their physical rows on every layer of ``layout``.
@@ -124,20 +134,22 @@ def gather(
     ``host`` and ``slab`` are uint8 1-D and contiguous; ``swap_host`` and ``swap_physical``
     int64 [R, K] and ``swap_counts`` int32 [R] as in ``Resolution``. One list serves all layers
     of the group. Raises ``ValueError`` on shapes and dtypes, ``IndexError`` on rows outside;
-    on a GPU the host memory must be pinned and rows outside wait for ``raise_errors``.
+    on a GPU the host memory must be pinned and rows outside wait for ``raise_errors``. ``pinned``
+    says that the caller knows it is: torch does not see what others have registered.
     """
     check_gather(host, slab, swap_host, swap_physical, swap_counts)
-    run = torch_gather.gather
+    swaps = (swap_host, swap_physical, swap_counts)
     match pick(backend, slab.device):
         case "cpp":
             from hisparsed.kernels import cpp_backend
 
-            run = cpp_backend.gather
+            cpp_backend.gather(host, slab, layout, *swaps)
         case "triton":
             from hisparsed.kernels import triton_backend
 
-            run = triton_backend.gather
-    run(host, slab, layout, swap_host, swap_physical, swap_counts)
+            triton_backend.gather(host, slab, layout, *swaps, pinned=pinned)
+        case _:
+            torch_gather.gather(host, slab, layout, *swaps)
 
 
 def raise_errors(device: torch.device) -> None:
@@ -151,6 +163,27 @@ def raise_errors(device: torch.device) -> None:
         from hisparsed.kernels.triton_errors import raise_latched
 
         raise_latched(device)
+
+
+def error_words(device: torch.device) -> torch.Tensor:
+    """Where errors on ``device`` are kept, int64 [6], to be copied without waiting.
+
+    Read a copy with ``error_from``. On the CPU, where backends raise, it stays empty.
+    """
+    if device.type == "cuda" and pick("auto", device) == "triton":
+        from hisparsed.kernels.triton_errors import latch
+
+        return latch(device)
+    return torch.zeros(6, dtype=torch.int64, device=device)
+
+
+def error_from(words: list[int]) -> Exception | None:
+    """The error that a copy of ``error_words`` holds; ``None`` when it holds none."""
+    if not words[0]:
+        return None
+    from hisparsed.kernels import triton_errors
+
+    return triton_errors.error_from(words)
 
 
 def apply_moves(

@@ -117,12 +117,14 @@ def gather(
     swap_host: torch.Tensor,
     swap_physical: torch.Tensor,
     swap_counts: torch.Tensor,
+    *,
+    pinned: bool = False,
 ) -> None:
     """See ``hisparsed.kernels.api.gather``; ``host`` is pinned where the slab is on a GPU.
 
     On a GPU entries outside the memory are left out and wait for ``raise_errors``.
     """
-    if slab.is_cuda and not (host.is_cuda or host.is_pinned()):
+    if slab.is_cuda and not (pinned or host.is_cuda or host.is_pinned()):
         raise ValueError("host must be pinned: the GPU reads its rows in place")
     if swap_host.numel() == 0:
         return

@@ -24,10 +24,16 @@ def latch(device: torch.device) -> torch.Tensor:
 def raise_latched(device: torch.device) -> None:
     """Raise and clear the first error since the last call; waits for the device."""
     held = latch(device)
-    code, *figures = held.tolist()
-    if code:
+    error = error_from(held.tolist())
+    if error is not None:
         held.zero_()
-        raise _error(code, *figures)
+        raise error
+
+
+def error_from(words: list[int]) -> Exception | None:
+    """What a copy of a latch's words says; ``None`` when it is empty."""
+    code, *figures = words
+    return _error(code, *figures) if code else None
 
 
 def _error(code: int, first: int, second: int, third: int, fourth: int, fifth: int) -> Exception:

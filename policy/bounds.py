@@ -10,12 +10,14 @@ import math
 from dataclasses import dataclass
 
 from hisparsed.policy.reach import equal_reach_blocks
-from hisparsed.policy.reasons import Reason
-from hisparsed.policy.schema import Policy
+from hisparsed.policy.reasons import Lever, Reason
+from hisparsed.policy.schema import Mode, Policy
 from hisparsed.policy.signals import Geometry
 
 _ROUNDING = 1e-9
 _TAIL_BLOCKS = 2
+_AUTO_MOST = 2.0
+"""``hot.max: auto`` in what vLLM itself reserves: misses fall little beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +124,48 @@ def step_blocks(geometry: Geometry, step: float) -> int:
 
 def hot_bounds(policy: Policy, geometry: Geometry) -> HotBounds:
     """The policy's range and step, kept inside what the node can legally lease."""
-    hot = policy.hot
+    hot, unit = policy.hot, hot_unit(geometry)
     legal = min_lease_blocks(geometry)
-    least = min(geometry.max_lease_blocks, max(legal, _up(hot.min / hot_unit(geometry))))
-    most = min(geometry.max_lease_blocks, _down(hot.max / hot_unit(geometry)))
-    step = max(1, round(hot.step / hot_unit(geometry)))
+    least = min(geometry.max_lease_blocks, max(legal, _up(hot.min / unit)))
+    highest = highest_multiplier(policy, geometry.decode_query_len)
+    most = min(geometry.max_lease_blocks, _down(highest / unit))
+    step = max(1, round(hot.step / unit))
     return HotBounds(least, max(least, most), step)
 
 
 def hot_unit(geometry: Geometry) -> float:
     """The multiplier that one hot block of a group is worth."""
-    return geometry.hot_block_rows / (geometry.topk * geometry.decode_query_len)
+    return geometry.hot_block_rows / geometry.topk
+
+
+def vllm_multiplier(decode_query_len: int) -> float:
+    """What vLLM itself reserves: the worst step of a request, and one row's selection more."""
+    return float(decode_query_len + 1)
+
+
+def highest_multiplier(policy: Policy, decode_query_len: int) -> float:
+    """The policy's highest multiplier on a node of so many decode rows a request.
+
+    An engine begins with it; so where the lever may not act, ``auto`` is what vLLM has.
+    """
+    hot, own = policy.hot, vllm_multiplier(decode_query_len)
+    if not isinstance(hot.max, str):
+        return hot.max
+    acts = policy.mode_of(Lever.MULTIPLIER) is Mode.ACT
+    return max(hot.min, own * (_AUTO_MOST if acts else 1.0))
+
+
+def start_multiplier(policy: Policy, decode_query_len: int) -> float:
+    """What the policy begins with on a node of so many decode rows a request, in its range."""
+    hot = policy.hot
+    first = vllm_multiplier(decode_query_len) if isinstance(hot.start, str) else hot.start
+    return min(max(first, hot.min), highest_multiplier(policy, decode_query_len))
+
+
+def start_lease_blocks(policy: Policy, geometry: Geometry) -> int:
+    """Hot blocks of one group that the first leases take."""
+    first = start_multiplier(policy, geometry.decode_query_len)
+    return hot_bounds(policy, geometry).clamp(lease_blocks(geometry, first))
 
 
 def min_lease_blocks(geometry: Geometry) -> int:
@@ -205,13 +238,13 @@ def _gpu_problems(policy: Policy, geometry: Geometry) -> list[str]:
     found = []
     hot, unit = policy.hot, hot_unit(geometry)
     most = geometry.max_lease_blocks * unit
-    legal = geometry.least_lease_rows / (geometry.topk * geometry.decode_query_len)
+    legal = min_lease_blocks(geometry)
     if hot.min / unit > geometry.max_lease_blocks + _ROUNDING:
         found.append(f"hot.min is {hot.min}, but this node can lease at most {most}x; lower it")
-    if hot.min < legal - _ROUNDING:
+    if not isinstance(hot.max, str) and lease_blocks(geometry, hot.max) < legal:
         found.append(
-            f"hot.min is {hot.min}, but a step on this node needs {geometry.least_lease_rows} hot "
-            f"rows of its own; raise hot.min to at least {legal:g}"
+            f"hot.max is {hot.max:g}, but a step on this node needs {geometry.least_lease_rows} "
+            f"hot rows of its own; raise hot.max to at least {legal * unit:g}, or write auto"
         )
     if hot.step > most + _ROUNDING:
         found.append(

@@ -13,12 +13,11 @@ from dataclasses import replace
 from hisparsed.policy import expectation
 from hisparsed.policy.admission import left_in_force, propose_admission, start_admission
 from hisparsed.policy.bounds import (
-    hot_bounds,
     hot_unit,
-    lease_blocks,
     reserve_blocks,
     shared_blocks,
     start_blocks,
+    start_lease_blocks,
 )
 from hisparsed.policy.decisions import Commands, Decision, LeverDecision, Proposal
 from hisparsed.policy.health import stalled
@@ -67,11 +66,12 @@ def decide(policy: Policy, snapshot: Snapshot, memory: Memory) -> tuple[Decision
 def start_commands(policy: Policy, geometry: Geometry) -> Commands:
     """What to put in force before the first tick, for levers that the policy may act on.
 
-    Levers in another mode stay ``None``: the node keeps what its engine started with.
+    Levers in another mode stay ``None``: the node keeps what its engine started with. So does
+    the multiplier where it cannot change live.
     """
     acts = frozenset(lever for lever in Lever if policy.mode_of(lever) is Mode.ACT)
     offload = start_blocks(policy, geometry) if Lever.SPLIT in acts else None
-    lease = hot_bounds(policy, geometry).clamp(lease_blocks(geometry, policy.hot.start))
+    lease = start_lease_blocks(policy, geometry)
     admission = start_admission(policy, geometry.max_num_seqs)
     reserve = reserve_blocks(policy, geometry) if Lever.SPLIT in acts else 0
     shared = shared_blocks(policy, geometry)
@@ -79,7 +79,9 @@ def start_commands(policy: Policy, geometry: Geometry) -> Commands:
         offload_target_blocks=offload,
         hisparse_target_blocks=None if offload is None else shared - offload,
         reserve_target_blocks=reserve or None,
-        multiplier=lease * hot_unit(geometry) if Lever.MULTIPLIER in acts else None,
+        multiplier=lease * hot_unit(geometry)
+        if Lever.MULTIPLIER in acts and geometry.hot_live
+        else None,
         watermark=policy.watermark.value if Lever.WATERMARK in acts else None,
         admission=admission if Lever.ADMISSION in acts else None,
     )

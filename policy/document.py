@@ -4,7 +4,10 @@ Used by the node's configuration and by the policy. Not here: what the settings 
 files for changes.
 """
 
+import errno
 import hashlib
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +22,13 @@ from hisparsed.policy.yaml_tree import MAX_BYTES, Position, read_tree
 __all__ = [
     "ConfigError",
     "Loaded",
+    "NotAFileError",
     "Position",
     "Problem",
     "key_text",
     "load_document",
     "parse_document",
+    "read_document",
     "refuse",
 ]
 
@@ -54,6 +59,28 @@ class Loaded(Generic[M]):
         return _error(list(problems), self.text)
 
 
+class NotAFileError(OSError):
+    """A pipe or a device: reading it could wait for ever, or never end."""
+
+
+def read_document(path: Path) -> bytes:
+    """The content, cut one byte after ``MAX_BYTES``; never waits for a writer.
+
+    Raises ``OSError``, and ``NotAFileError`` for what is no file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise NotAFileError(errno.EINVAL, "not a file", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES + 1)
+    finally:
+        os.close(descriptor)
+
+
 def load_document(path: Path, model: type[M]) -> Loaded[M]:
     """Read and validate the file at ``path``.
 
@@ -61,12 +88,13 @@ def load_document(path: Path, model: type[M]) -> Loaded[M]:
     """
     name = str(path)
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_document(path)
     except FileNotFoundError:
         raise _unreadable(name, "there is no such file") from None
     except IsADirectoryError:
         raise _unreadable(name, "is a folder; name a file") from None
+    except NotAFileError:
+        raise _unreadable(name, "is a pipe or a device; name a file") from None
     except OSError as error:
         raise _unreadable(name, f"cannot be read: {error.strerror or error}") from None
     try:

@@ -98,6 +98,8 @@ class Signals:
     grow_free_share: Window = field(default_factory=Window)
     grow_waiting: Window = field(default_factory=Window)
     grow_loads_total: Window = field(default_factory=Window)
+    grow_h2d_bytes_total: Window = field(default_factory=Window)
+    grow_decode_seconds: Window = field(default_factory=Window)
     release_load: Window = field(default_factory=Window)
     queue_finished_total: Window = field(default_factory=Window)
     queue_waiting: Ewma = field(default_factory=Ewma)
@@ -223,6 +225,10 @@ def _signals(policy: Policy, snapshot: Snapshot, memory: Memory) -> Signals:
         grow_free_share=push(old.grow_free_share, free_share(snapshot), grow_s),
         grow_waiting=push(old.grow_waiting, snapshot.requests.waiting, grow_s),
         grow_loads_total=push(old.grow_loads_total, hot.loads_total, grow_s),
+        grow_h2d_bytes_total=push(old.grow_h2d_bytes_total, hot.h2d_bytes_total, grow_s),
+        grow_decode_seconds=Window()
+        if progress is None or progress.decode_seconds_total is None
+        else push(old.grow_decode_seconds, progress.decode_seconds_total, grow_s),
         release_load=push(old.release_load, live_load(snapshot, reach_now(snapshot)), release_s),
         queue_finished_total=push(
             old.queue_finished_total, snapshot.requests.finished_total, QUEUE_SPAN_S

@@ -1,7 +1,8 @@
 """The multiplier: hot rows of a request, in whole hot blocks, and how requests share them.
 
 Shrinks when requests wait for GPU blocks, as long as the predicted miss traffic fits the PCIe
-budget, and grows back with room. Shrinking is the safe direction: it lets requests run.
+budget and more requests side by side are worth those misses; grows back with room, or where fewer
+misses are worth more. Shrinking is the safe direction: it lets requests run.
 Between changes the hot budget may be shared anew by each request's own miss curve.
 """
 
@@ -18,6 +19,7 @@ from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.resharing import propose_sharing
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Snapshot
+from hisparsed.policy.worth import Worth, growing, shrinking
 
 PESSIMISM = 1.5
 """Exponent of the miss estimate. Measured misses rise a little less than in proportion when
@@ -39,8 +41,21 @@ def propose_multiplier(
         wanted = bounds.clamp(lease)
         return _proposal(snapshot, wanted, Reason.OUTSIDE_BOUNDS, figures, because), None
     no_shortage = wait_is_no_shortage(policy, snapshot, memory)
-    if under_gpu_pressure(policy, snapshot):
-        held = no_shortage or _shrink_held(policy, snapshot, memory, lease, bounds, predicted)
+    grown = min(bounds.max_blocks, lease + bounds.step_blocks)
+    less = shrinking(policy, snapshot, memory, shrunk)
+    more = growing(policy, snapshot, memory, grown) if grown > lease else None
+    if less is not None:
+        figures |= {"shrinking_saves_s": less.saved_s, "shrinking_costs_s": less.cost_s}
+    if snapshot.requests.waiting and more is not None and more.pays:
+        figures |= {"growing_saves_s": more.saved_s, "growing_costs_s": more.cost_s}
+        held = _widen_held(policy, snapshot, memory)
+        wanted, reason = grown, Reason.FEWER_MISSES_PAY
+        because = (
+            f"rows not missed save {more.saved_s:.3g}s of every {policy.hot.window_grow:g}s and "
+            f"fewer requests side by side cost {more.cost_s:.3g}s"
+        )
+    elif under_gpu_pressure(policy, snapshot):
+        held = no_shortage or _shrink_held(policy, snapshot, memory, lease, bounds, predicted, less)
         wanted, reason = shrunk, Reason.GPU_POOL_PRESSURE
         because = (
             f"requests were short of GPU blocks for {policy.hot.window_shrink:g}s and the misses "
@@ -48,7 +63,7 @@ def propose_multiplier(
         )
     elif free_share(snapshot) >= policy.hot.free_high and not snapshot.requests.waiting:
         held = _grow_held(policy, snapshot, memory, lease, bounds)
-        wanted, reason = min(bounds.max_blocks, lease + bounds.step_blocks), Reason.ROOM_TO_GROW
+        wanted, reason = grown, Reason.ROOM_TO_GROW
         because = (
             f"{free_share(snapshot):.0%} of GPU blocks are free, nobody has waited for "
             f"{policy.hot.window_grow:g}s and rows are still missed"
@@ -108,6 +123,7 @@ def _shrink_held(
     lease: int,
     bounds: HotBounds,
     predicted: float | None,
+    worth: Worth | None,
 ) -> Held | None:
     span_s = policy.hot.window_shrink
     if not _leasing(snapshot):
@@ -128,6 +144,25 @@ def _shrink_held(
             f"{policy.hot.pcie_budget:.3g} B/s"
         )
         return Reason.LIMITED_BY_PCIE, because
+    if worth is not None and not worth.pays:
+        because = (
+            f"more misses would cost {worth.cost_s:.3g}s of every {policy.hot.window_grow:g}s and "
+            f"more requests side by side save {worth.saved_s:.3g}s"
+        )
+        return Reason.MISSES_OUTWEIGH, because
+    return None
+
+
+def _widen_held(policy: Policy, snapshot: Snapshot, memory: Memory) -> Held | None:
+    """Why larger buffers must wait though they pay while others wait for blocks."""
+    span_s = policy.hot.window_grow
+    if not _leasing(snapshot):
+        return Reason.NO_BENEFIT, "no running request leases a hot buffer"
+    waits = _calm(policy, snapshot, memory, Direction.THRIFT, span_s)
+    if waits is not None:
+        return waits
+    if not memory.signals.grow_decode_seconds.full(span_s):
+        return Reason.WINDOW_NOT_FULL, f"what steps cost was not seen for all of {span_s:g}s"
     return None
 
 

@@ -5,7 +5,7 @@ Who keeps it, and what becomes of it when the document changes, is the daemon's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hisparsed.policy.schedules import Scalar
 
@@ -26,3 +26,12 @@ class Override:
 
     def expired(self, unix_s: float) -> bool:
         return self.expires_unix_s is not None and unix_s >= self.expires_unix_s
+
+    def moved(self, by_s: float) -> Override:
+        """As long as before, on a clock that was set by so much."""
+        expires = self.expires_unix_s
+        return replace(
+            self,
+            set_unix_s=self.set_unix_s + by_s,
+            expires_unix_s=None if expires is None else expires + by_s,
+        )

@@ -29,6 +29,7 @@ class Reason(StrEnum):
     OUTSIDE_BOUNDS = "OutsideBounds"
     GPU_POOL_PRESSURE = "GpuPoolPressure"
     ROOM_TO_GROW = "RoomToGrow"
+    FEWER_MISSES_PAY = "FewerMissesPay"
     SHARED_BY_GAIN = "SharedByGain"
     COVERAGE_LOW = "CoverageLow"
     COVERAGE_RECOVERED = "CoverageRecovered"
@@ -47,6 +48,7 @@ class Reason(StrEnum):
     LIMITED_BY_CEILING = "LimitedByCeiling"
     LIMITED_BY_STEP = "LimitedByStep"
     LIMITED_BY_PCIE = "LimitedByPcie"
+    MISSES_OUTWEIGH = "MissesOutweigh"
     NOT_KV_PRESSURE = "NotKVPressure"
     PREFILL_BOUND = "PrefillBound"
     NO_TRAFFIC = "NoTraffic"
@@ -75,6 +77,7 @@ ACTING = frozenset(
         Reason.OUTSIDE_BOUNDS,
         Reason.GPU_POOL_PRESSURE,
         Reason.ROOM_TO_GROW,
+        Reason.FEWER_MISSES_PAY,
         Reason.SHARED_BY_GAIN,
         Reason.COVERAGE_LOW,
         Reason.COVERAGE_RECOVERED,

@@ -71,7 +71,7 @@ class Policy(Section):
     rebalance: Rebalance = Rebalance()
     """How the split between the pools moves."""
     hot: Hot = Hot()
-    """The multiplier: hot rows of a request / (top-k x decode query length)."""
+    """The multiplier: hot rows of a request / top-k."""
     watermark: WatermarkSettings = WatermarkSettings()
     """When requests give up residency."""
     admission: AdmissionSettings = AdmissionSettings()

@@ -12,6 +12,13 @@ from hisparsed.policy.units import Duration
 PositiveDuration = Annotated[Duration, Field(gt=0)]
 
 
+def _bare(annotation: Any) -> Any:
+    """A type without what is noted on it; as it is where a unit is read first."""
+    noted = getattr(annotation, "__metadata__", ())
+    plain = noted and not any(isinstance(one, BeforeValidator) for one in noted)
+    return get_args(annotation)[0] if plain else annotation
+
+
 class Section(BaseModel):
     """One mapping of the document. An unknown key in it is an error.
 
@@ -43,7 +50,7 @@ class Section(BaseModel):
             for name, field in cls.model_fields.items()
             if any(
                 one in (int, float) or isinstance(one, int)  # a literal
-                for one in (field.annotation, *get_args(field.annotation))
+                for one in (field.annotation, *map(_bare, get_args(field.annotation)))
             )
             and not any(isinstance(one, BeforeValidator) for one in field.metadata)
         )

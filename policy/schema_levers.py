@@ -29,6 +29,17 @@ AutoDuration: TypeAlias = Annotated[
 """``"auto"``, or seconds."""
 
 
+def _auto_or_number(value: object) -> str:
+    return "auto" if value == "auto" else "number"
+
+
+AutoMultiplier: TypeAlias = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(ge=1), Tag("number")],
+    Discriminator(_auto_or_number),
+]
+"""``"auto"``, or hot rows / top-k."""
+
+
 class DeadBand(Section):
     """A move must be worth more than both."""
 
@@ -110,14 +121,20 @@ class Rebalance(Section):
 
 
 class Hot(Section):
-    """The multiplier: hot rows of a request / (top-k x decode query length)."""
+    """The multiplier: hot rows of a request / top-k, whatever the number of drafts.
 
-    min: float = Field(default=1.0, gt=0)
-    """Lowest multiplier; at least the node's legal minimum, which `1.0` always is."""
-    max: float = Field(default=4.0, gt=0)
-    """Highest multiplier."""
-    start: float = Field(default=2.0, gt=0)
-    """The multiplier that the node begins with."""
+    vLLM itself reserves (decode query length + 1) x top-k: 2x without drafts, 5x with three.
+    """
+
+    min: float = Field(default=1.0, ge=1)
+    """Lowest multiplier. The node's own least counts where it is higher: 1x where scratch takes
+    what does not fit, else the decode query length (4x with three drafts)."""
+    max: AutoMultiplier = "auto"
+    """Highest multiplier, at least 1; ``auto`` is twice what vLLM itself reserves, 4x without
+    drafts and 10x with three, and once that where the lever may not act."""
+    start: AutoMultiplier = "auto"
+    """The multiplier that the node begins with; ``auto`` is what vLLM itself reserves, 2x without
+    drafts and 5x with three. Kept between the lowest and the highest."""
     step: float = Field(default=0.5, gt=0)
     """How far one change goes, in whole hot blocks."""
     free_low: Fraction = 0.05
@@ -130,6 +147,9 @@ class Hot(Section):
     """Room must last this long before the multiplier grows."""
     pcie_budget: ByteSize = 20 * 2**30
     """Bytes a second that missed rows may move, counted as the node counts them."""
+    row_rate: ByteSize = Field(default=37 * 10**9, gt=0)
+    """Bytes a second at which the node reads single rows from host memory, counted alike: what a
+    missed row costs. 37GB is published for PCIe 5 x16."""
     prefill_bound_at: Fraction = Field(default=0.9, gt=0)
     """Share of the step token budget in use above which prefill, not KV, is the bottleneck."""
     sharing: Literal["even", "marginal-gain"] = "even"
@@ -141,9 +161,11 @@ class Hot(Section):
 
     @field_validator("max")
     @classmethod
-    def _max_above_min(cls, maximum: float, info: ValidationInfo) -> float:
+    def _max_above_min(cls, maximum: float | str, info: ValidationInfo) -> float | str:
         minimum = info.data.get("min")
-        if minimum is not None and maximum < minimum:
+        if isinstance(maximum, str) or minimum is None:
+            return maximum
+        if maximum < minimum:
             raise PydanticCustomError(
                 "max_below_min",
                 "max {max} is below min {min}; it must be at least that",
@@ -153,9 +175,11 @@ class Hot(Section):
 
     @field_validator("start")
     @classmethod
-    def _start_in_range(cls, start: float, info: ValidationInfo) -> float:
+    def _start_in_range(cls, start: float | str, info: ValidationInfo) -> float | str:
         minimum, maximum = info.data.get("min"), info.data.get("max")
-        if minimum is not None and maximum is not None and not minimum <= start <= maximum:
+        if isinstance(start, str) or minimum is None or maximum is None:
+            return start
+        if start < minimum or (not isinstance(maximum, str) and start > maximum):
             raise PydanticCustomError(
                 "start_out_of_range",
                 "start {start} is outside min {min} to max {max}",

@@ -51,7 +51,6 @@ class Health(Section):
     """What happens when calls stand still though memory is free, for `stall_after`."""
 
     on_stall: Literal["alarm", "restart"] = "alarm"
-    """alarm: tell, and answer not ready; restart: that, and end with exit code 75, so that the
-    service manager starts the node anew."""
+    """alarm: tell, and answer not ready; restart: that, and restart the engine without draining."""
     most_restarts: Annotated[int, Field(ge=1, le=100)] = 3
-    """Within an hour, over restarts; after so many a stall only alarms."""
+    """For a stall, within an hour, over restarts of the daemon; then a stall only alarms."""

@@ -56,6 +56,8 @@ class Geometry:
     selection; ``None`` means decode query length x top-k."""
     max_step_tokens: int | None = None
     """Most tokens that one engine step computes; ``None`` where it is not known."""
+    hot_live: bool = True
+    """Whether the multiplier can change while the engine lives."""
 
     @property
     def least_lease_rows(self) -> int:
@@ -64,7 +66,7 @@ class Geometry:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and name != "hot_live" and value < 1:
                 raise ValueError(f"geometry.{name} is {value}; it must be at least 1")
         carried = self.chunks_per_host_block * self.offload_chunk_bytes * self.offload_copies
         if carried > self.host_block_bytes:
@@ -162,6 +164,8 @@ class Progress:
 
     steps_total: int
     scheduled_tokens_total: int
+    decode_seconds_total: float | None = None
+    """Time of the steps without any prefill; ``None`` where it is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +201,7 @@ class RequestHot:
 
 @dataclass(frozen=True, slots=True)
 class HotBuffers:
-    """The multiplier of the next lease and what hot buffers did so far, in rows.
+    """The multiplier of the next lease (hot rows / top-k) and what hot buffers did so far, in rows.
 
     A reference is resident (page on the GPU), a hit in the hot buffer, or a load.
     """

@@ -11,6 +11,7 @@ from hisparsed.tui.errors import ViewError
 
 SOCKET_ENV = "HISPARSED_SOCKET"
 DEFAULT_SOCKET = "/run/hisparsed/control.sock"
+_ADDRESSES = ("/", "./", "../", "unix:", "http://", "https://")
 _BASE_OF_SOCKET = "http://hisparsed"
 
 
@@ -31,9 +32,7 @@ def parse_address(text: str) -> NodeAddress:
 
     Raises ``ViewError``.
     """
-    name, equals, rest = text.partition("=")
-    if not equals or "/" in name or ":" in name:
-        name, rest = "", text
+    name, rest = _named(text)
     if not rest:
         raise ViewError(f'--node: "{text}" names no socket and no URL')
     if rest.startswith(("http://", "https://")):
@@ -46,6 +45,17 @@ def parse_address(text: str) -> NodeAddress:
         raise ViewError(f'--node: "{scheme}" is not spoken here; write http://HOST:PORT or a path')
     path = Path(rest.removeprefix("unix:"))
     return NodeAddress(name or _label(path), _BASE_OF_SOCKET, path)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Name and address. A name may hold a slash, as in ``rack-1/node-7=/run/a.sock``; what begins
+    as an address, or goes on as none, is a path or URL with "=" in it."""
+    name, equals, rest = text.partition("=")
+    if not equals or "://" in name or name.startswith(_ADDRESSES):
+        return "", text
+    if ("/" in name or ":" in name) and not rest.startswith(_ADDRESSES):
+        return "", text
+    return name, rest
 
 
 def default_address() -> NodeAddress:

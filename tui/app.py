@@ -7,10 +7,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.command import CommandPalette
 from textual.css.query import NoMatches
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
@@ -19,6 +21,8 @@ from hisparsed.tui.glyphs import ASCII, UNICODE
 from hisparsed.tui.screens.dialogs import DetailDialog
 from hisparsed.tui.screens.fleet_screen import FleetScreen
 from hisparsed.tui.screens.node_screen import TABS, NodeScreen
+from hisparsed.tui.screens.page import Page
+from hisparsed.tui.screens.steady import SteadyPalette
 from hisparsed.tui.session import Feed, NodeSession
 from hisparsed.tui.themes import LOOKS
 from hisparsed.tui.updates import Update
@@ -146,6 +150,24 @@ class TopApp(App[None]):
             DetailDialog("Keys and signs", lambda width: help_lines(self.glyphs, width))
         )
 
+    def action_command_palette(self) -> None:
+        if not any(isinstance(one, CommandPalette) for one in self.screen_stack):
+            self.push_screen(SteadyPalette(placeholder="what to do", id="--command-palette"))
+
+    def _page_commands(self, page: Page) -> Iterable[SystemCommand]:
+        """What the keys of the page do, by name."""
+
+        def act(action: str) -> None:
+            self.call_later(self.run_action, action, page)
+
+        for binding in page.BINDINGS:
+            if isinstance(binding, Binding) and binding.show:
+                yield SystemCommand(
+                    binding.description,
+                    f"Key {binding.key}, on this page",
+                    partial(act, binding.action),
+                )
+
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """What the palette offers."""
         yield SystemCommand("Help", "Keys and signs", self.action_help)
@@ -157,6 +179,7 @@ class TopApp(App[None]):
                 yield SystemCommand(
                     tab.title, "Show this page", lambda name=tab.name: screen.action_page(name)
                 )
+            yield from self._page_commands(screen.page)
             yield SystemCommand("Pause", "Tables stand still", screen.action_pause)
             yield SystemCommand("Span", "Time that charts show", screen.action_span)
         yield SystemCommand("Quit", "Leave", self.exit)

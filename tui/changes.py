@@ -15,6 +15,7 @@ from hisparsed.tui.views.levers import setting_text
 from hisparsed.tui.wire import Document, dig, items, text
 
 MODES = ("act", "advise", "off")
+UNTIL_UNSET = "until unset"
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])", re.ASCII)
 _TIME = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
@@ -53,11 +54,23 @@ def request_body(change: Change, generation: int | None) -> Document:
 
 def answer_words(answer: Document) -> str:
     """What came of a change, from the node's answer."""
+    if (findings := answer.get("findings")) is not None:
+        return _doctor_words(answer, findings)
     words = "done; it counts from the next tick"
     if text(answer, "outcome") == "unchanged":
         words = "the document has not changed since it was loaded"
     not_kept = text(answer, "not_kept")
     return words if not_kept is None else f"{words}. It will not survive a restart: {not_kept}"
+
+
+def _doctor_words(answer: Document, findings: object) -> str:
+    error = text(answer, "error")
+    if error is not None:
+        return error
+    count = len(findings) if isinstance(findings, list) else 0
+    if not count:
+        return "the doctor finds nothing wrong"
+    return f"the doctor looked: {count} finding{'s' if count > 1 else ''}, see d"
 
 
 def reload(model: NodeModel) -> Change:
@@ -135,16 +148,33 @@ def unset(key: str) -> Change:
     )
 
 
+def look_again() -> Change:
+    return Change(
+        "Let the doctor look again",
+        (
+            "The node looks at what can change while it runs: memory, what dead engines left in "
+            "/dev/shm, GPU clocks, the journal's disk and the clock.",
+            "Nothing is changed; what is new is told as an event.",
+        ),
+        "/v1/doctor/run",
+    )
+
+
 def parse_seconds(words: str) -> float | None:
-    """From "30s", "10m", "1h30m", or nothing for ``None``. Raises ``ValueError`` with a hint."""
+    """From "30s", "10m" or "1h30m"; ``None`` for "until unset". Raises ``ValueError`` with a hint.
+
+    Nothing is no time: a value that stays should be meant to.
+    """
     words = words.strip()
-    if not words:
+    if words.lower().replace("-", " ") == UNTIL_UNSET:
         return None
+    if not words:
+        raise ValueError(f'say how long: 10m or 1h30m, or "{UNTIL_UNSET}"')
     if _TIME.fullmatch(words):
         total = sum(float(count) * _UNITS_S[unit] for count, unit in _PART.findall(words))
         if total > 0:
             return total
-    raise ValueError(f'"{words}" is not a time; write 30s, 10m or 1h30m, or nothing')
+    raise ValueError(f'"{words}" is not a time; write 30s, 10m or 1h30m, or "{UNTIL_UNSET}"')
 
 
 def frozen_levers(model: NodeModel) -> frozenset[str]:

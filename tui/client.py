@@ -94,14 +94,12 @@ class NodeClient:
     def _unreachable(self, error: httpx.HTTPError) -> Unreachable:
         where = self.address
         if isinstance(error, httpx.ConnectTimeout):
-            return Unreachable(f"{where} takes no connection within {CONNECT_S:g} s")
+            return Unreachable(f"{where}: no connection within {CONNECT_S:g} s")
         if isinstance(error, httpx.TimeoutException):
-            return Unreachable(
-                f"{where} takes connections but does not answer; the node may be starting or hang"
-            )
+            return Unreachable(f"{where}: it does not answer; the daemon may be starting or hang")
         if isinstance(error, httpx.ConnectError):
             return Unreachable(f"{where}: {_why_no_connection(where, error)}")
-        return Unreachable(f"{where} broke off ({type(error).__name__})")
+        return Unreachable(f"{where}: it broke off ({type(error).__name__})")
 
 
 def _why_no_connection(address: NodeAddress, error: httpx.ConnectError) -> str:

@@ -68,6 +68,12 @@ def duration(seconds: float | None) -> str:
     return f"{whole_s}s"
 
 
+def whole_duration(seconds: float) -> str:
+    """As ``duration``, without parts of a second: "0s", "8s", "2m05s"."""
+    whole_s = max(0, round(seconds))
+    return f"{whole_s}s" if whole_s < 60 else duration(whole_s)
+
+
 def multiplier(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:g}x"
 

@@ -17,6 +17,7 @@ def status_document(tick: RecordedTick, first_s: float) -> Document:
         "at_unix_s": tick.at_unix_s,
         "node": {"kind": "", "model": "recorded journal", "version": "", "started_unix_s": first_s},
         "lifecycle": "serving",
+        "recorded": True,
         "observed": _observed(snapshot),
         "levers": [_lever(one, frozen) for one in items(decision, "levers")],
         "policy": {

@@ -27,6 +27,8 @@ _SILENCE_S = 15.0
 _DECISIONS = 200
 _EVERY_TICK = 1_000
 _LOG_LINES = 500
+_NO_TICKS_AFTER = "engine-"
+"""Kinds of events after which no tick may come for a while, and no status with it."""
 
 
 class LiveFeed:
@@ -128,6 +130,8 @@ class LiveFeed:
         elif isinstance(news, updates.EventNews):
             # Overrides come and go with an event and without a new generation.
             self.refresh_policy()
+            if any(str(one.get("kind")).startswith(_NO_TICKS_AFTER) for one in news.events):
+                self._start(self._ask_status())
 
     async def _catch_up(self) -> None:
         """What happened before the stream; parts that this node does not have are left out."""
@@ -139,6 +143,10 @@ class LiveFeed:
             except Unreachable:
                 return
             self._tell(wrap(document))
+
+    async def _ask_status(self) -> None:
+        with contextlib.suppress(Unreachable, Refused):
+            self._tell(updates.StatusNews(await self.client.get("/v1/status")))
 
     async def _ask_policy(self) -> None:
         again = True
@@ -162,9 +170,8 @@ class LiveFeed:
 
 
 def past_parts(*, history_s: float) -> Sequence[Part]:
-    """What to ask for once, and how to take it."""
+    """What to ask for once, and how to take it. The policy is asked for by its mark."""
     return (
-        ("/v1/policy", {}, updates.PolicyNews),
         ("/v1/history", {"span_s": history_s}, updates.HistoryNews),
         ("/v1/decisions", {"limit": _DECISIONS, "notable": "true"}, _decisions),
         ("/v1/journal/events", {"limit": _DECISIONS}, _events),

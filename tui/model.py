@@ -72,6 +72,13 @@ class NodeModel:
         """The node's own time at its latest status."""
         return number(self.status, "at_unix_s")
 
+    def node_now_s(self, now_s: float) -> float | None:
+        """The node's own time by now, where this machine's is ``now_s``."""
+        at_s, received_s = self.node_time_s, self.status_received_s
+        if at_s is None or received_s is None:
+            return at_s
+        return at_s + max(0.0, now_s - received_s)
+
     @property
     def generation(self) -> int | None:
         found = number(self.status, "policy.generation")
@@ -82,15 +89,27 @@ class NodeModel:
         """Whether what is shown is not of now."""
         return self.link is not Link.CONNECTED
 
+    @property
+    def outdated(self) -> bool:
+        """Whether what was observed is not of now: no link, or no engine."""
+        state = text(self.status, "engine.state")
+        return self.stale or state not in (None, "serving", "draining")
+
     def severity(self) -> Severity:
         """For the order of the fleet, worst first."""
-        lifecycle = text(self.status, "lifecycle")
+        lifecycle, engine = text(self.status, "lifecycle"), text(self.status, "engine.state")
         if self.link is Link.LOST:
             return Severity(90, "disconnected")
         if self.status is None:
             return Severity(70, "connecting")
         if lifecycle == "engine-gone":
             return Severity(95, "engine gone")
+        if engine == "failed":
+            return Severity(95, "engine failed")
+        if engine == "restarting":
+            return Severity(85, "engine restarting")
+        if engine == "starting":
+            return Severity(82, "engine starting")
         if lifecycle not in ("serving", None):
             return Severity(80, lifecycle)
         observed = self.observed
@@ -103,6 +122,10 @@ class NodeModel:
             return Severity(60, "ticks failed")
         if dig(self.status, "journal.writing") is False:
             return Severity(50, "journal stopped")
+        if number(self.status, "doctor.fatal"):
+            return Severity(48, "doctor: fatal")
+        if dig(self.status, "engine.quarantined") is not None:
+            return Severity(46, "values put aside")
         if text(self.status, "policy.last_error"):
             return Severity(45, "policy rejected")
         if dig(observed, "gpu.waiting_for_blocks"):

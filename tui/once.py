@@ -13,7 +13,7 @@ from hisparsed.tui.address import NodeAddress
 from hisparsed.tui.client import NodeClient
 from hisparsed.tui.errors import Refused, ViewError
 from hisparsed.tui.glyphs import ASCII, UNICODE
-from hisparsed.tui.live_feed import past_parts
+from hisparsed.tui.live_feed import Part, past_parts
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.options import TopOptions
 from hisparsed.tui.text_view import text_fleet, text_page
@@ -21,6 +21,7 @@ from hisparsed.tui.views.context import ViewContext
 
 _PLAIN_WIDTH = 100
 _HISTORY_S = 900
+_POLICY: Part = ("/v1/policy", {}, updates.PolicyNews)
 
 
 async def ask_once(client: NodeClient) -> NodeModel:
@@ -33,7 +34,7 @@ async def ask_once(client: NodeClient) -> NodeModel:
         model.apply(updates.Lost(str(error)), time.time())
         return model
     model.apply(updates.Connected(), time.time())
-    for path, query, wrap in past_parts(history_s=_HISTORY_S):
+    for path, query, wrap in (_POLICY, *past_parts(history_s=_HISTORY_S)):
         try:
             model.apply(wrap(await client.get(path, **query)), time.time())
         except Refused:

@@ -9,8 +9,10 @@ from starlette.routing import Route
 from hisparsed.canary.schedule import Trigger
 from hisparsed.canary.watch import CanaryWatch
 from hisparsed.control.api_base import ActorBody, ApiError, parse_body
+from hisparsed.control.api_endpoint import Endpoint
 from hisparsed.control.peer import recorded_actor
 from hisparsed.control.records import jsonable
+from hisparsed.control.status import CanaryStatus
 
 
 class CanaryApi:
@@ -21,8 +23,23 @@ class CanaryApi:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/canary", self.look),
-            Route("/v1/canary/run", self.run, methods=["POST"]),
+            Endpoint(
+                "/v1/canary",
+                self.look,
+                summary="The node's own request: state, cost and the last round.",
+                answer=CanaryStatus,
+                errors=("not_ready",),
+            ),
+            Endpoint(
+                "/v1/canary/run",
+                self.run,
+                method="POST",
+                summary="Ask the node's own request now; answers when the round has ended.",
+                body=ActorBody,
+                answer=CanaryStatus,
+                changes=True,
+                errors=("not_ready",),
+            ),
         ]
 
     async def look(self, request: Request) -> Response:

@@ -6,7 +6,6 @@ there is nothing in them: no tokens, no request names.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from typing import Any
 from hisparsed.canary.verdict import Verdict
 from hisparsed.control.board import TickOutcome
 from hisparsed.control.records import TickRecord
-from hisparsed.control.state_file import write_state_file
+from hisparsed.control.state_file import save_evidence_file
 
 FOLDER = "canary"
 MOST_FILES = 8
 _DECISIONS = 60
 """About the last ticks' worth of decisions, newest last."""
-_FOLDER_MODE = 0o750
 
 
 def evidence_document(
@@ -29,6 +27,23 @@ def evidence_document(
     """Everything that is known of a mismatch, as plain JSON values."""
     report = last.report.model_dump(mode="json")
     del report["hot"]["requests"]
+    return {
+        "at_unix_s": at_unix_s,
+        "trigger": trigger,
+        "sentence": verdict.sentence,
+        "prompt_tokens": list(verdict.questions[0].prompt),
+        "expected": list(verdict.expected),
+        "answers": [
+            run.model_dump(mode="json") | {"got": list(answer.tokens)}
+            for run, answer in zip(verdict.runs(), verdict.answers, strict=True)
+        ],
+        "decisions": recent_sentences(ticks),
+        "report": report,
+    }
+
+
+def recent_sentences(ticks: Iterable[TickRecord]) -> list[dict[str, Any]]:
+    """The latest decisions that act or say something new, newest last, as plain JSON values."""
     sentences = [
         {
             "at_unix_s": tick.at_unix_s,
@@ -42,19 +57,7 @@ def evidence_document(
         for one in tick.decision.levers
         if one.acts or one.lever in tick.notable
     ]
-    return {
-        "at_unix_s": at_unix_s,
-        "trigger": trigger,
-        "sentence": verdict.sentence,
-        "prompt_tokens": list(verdict.questions[0].prompt),
-        "expected": list(verdict.expected),
-        "answers": [
-            run.model_dump(mode="json") | {"got": list(answer.tokens)}
-            for run, answer in zip(verdict.runs(), verdict.answers, strict=True)
-        ],
-        "decisions": sentences[-_DECISIONS:],
-        "report": report,
-    }
+    return sentences[-_DECISIONS:]
 
 
 def save_evidence(state_dir: Path, document: dict[str, Any]) -> Path:
@@ -62,11 +65,6 @@ def save_evidence(state_dir: Path, document: dict[str, Any]) -> Path:
 
     Raises ``OSError``.
     """
-    folder = state_dir / FOLDER
-    folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-    milliseconds = int(document["at_unix_s"] * 1000)
-    path = folder / f"mismatch-{milliseconds:015d}.json"
-    write_state_file(path, json.dumps(document, indent=1).encode())
-    for old in sorted(folder.glob("mismatch-*.json"))[:-MOST_FILES]:
-        old.unlink(missing_ok=True)
-    return path
+    return save_evidence_file(
+        state_dir / FOLDER, "mismatch", document["at_unix_s"], document, most=MOST_FILES
+    )

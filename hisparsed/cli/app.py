@@ -49,6 +49,9 @@ COMMANDS = {
     "canary": LazyCommand(
         "hisparsed.cli.canary", "canary", "Say whether the node still answers as at its start."
     ),
+    "engine": LazyCommand(
+        "hisparsed.cli.engine", "app", "Show the engine's life, and restart the engine."
+    ),
     "plan": LazyCommand("hisparsed.cli.plan", "plan", "Say what fits on a node, without the node."),
     "simulate": LazyCommand(
         "hisparsed.cli.simulate", "simulate", "Try policies on a simulated node, in virtual time."
@@ -107,8 +110,11 @@ app = typer.Typer(
 def _print_version(wanted: bool) -> None:
     if wanted:
         from hisparsed import __version__
+        from hisparsed.engine.compat.versions import installed_vllm, supported_text
 
+        found = installed_vllm() or "not installed"
         typer.echo(f"hisparsed {__version__}")
+        typer.echo(f"vLLM {found}; tested with {supported_text()}")
         raise typer.Exit
 
 
@@ -117,7 +123,10 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version, and which vLLM it is tested with.",
         ),
     ] = False,
 ) -> None:

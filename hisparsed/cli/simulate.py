@@ -63,6 +63,16 @@ def simulate(
     prompt_only: Annotated[
         bool, typer.Option("--prompt-only", help="Offload prompts and not answers.")
     ] = False,
+    misses: Annotated[
+        str, typer.Option(help="Factor for the node's misses of hot buffers, e.g. x1.5.")
+    ] = "x1",
+    union: Annotated[
+        str, typer.Option(help="Factor for what the rows of a step select together, e.g. x1.5.")
+    ] = "x1",
+    curve_spread: Annotated[
+        float | None,
+        typer.Option(min=0, max=10, help="How much requests differ in their misses; 0: alike."),
+    ] = None,
     ttft_limit: Annotated[
         str, typer.Option(help="A call is good when its first token comes within this.")
     ] = "30s",
@@ -99,6 +109,9 @@ def simulate(
             host_budget=host_budget,
             max_model_len=max_model_len,
             prompt_only=prompt_only,
+            misses=misses,
+            union=union,
+            curve_spread=curve_spread,
             ttft_limit=ttft_limit,
             itl_limit=itl_limit,
             check_scale=check_scale,

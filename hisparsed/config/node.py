@@ -5,14 +5,18 @@ change while the node runs stands in the policy document instead.
 """
 
 import ipaddress
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hisparsed.config.api_limits import ApiLimits
+from hisparsed.config.cuda import CudaConfig
 from hisparsed.config.disaggregation import DisaggregationConfig
 from hisparsed.config.reference import ReferenceConfig
+from hisparsed.config.supervision import SupervisionConfig
 from hisparsed.policy.document import Loaded, Problem, load_document, refuse
 from hisparsed.policy.units import ByteSize, Duration, format_bytes
 
@@ -58,6 +62,7 @@ class ApiConfig(_Section):
     port: Port = 8000
     api_key_file: Path | None = None
     """One key a line; clients must send one of them. Relative to this document."""
+    limits: ApiLimits = ApiLimits()
 
     @model_validator(mode="after")
     def _not_open_to_all(self) -> Self:
@@ -98,6 +103,7 @@ class NodeConfig(_Section):
     node: Literal["auto", "cuda", "reference", "simulated"] = "auto"
     model: str | None = Field(default=None, min_length=1)
     """Folder or name for vLLM; the reference node makes its own model."""
+    cuda: CudaConfig = CudaConfig()
     reference: ReferenceConfig = ReferenceConfig()
     disaggregation: DisaggregationConfig | None = None
     """Prefill and decode on different nodes; without it this node does both."""
@@ -113,8 +119,12 @@ class NodeConfig(_Section):
     policy: Path = Path("policy.yaml")
     drain_timeout: Duration = 120.0
     """Seconds that running requests get to end after SIGTERM."""
+    supervision: SupervisionConfig = SupervisionConfig()
+    """How an engine that dies or hangs is started anew."""
     journal: JournalConfig = JournalConfig()
     log: LogConfig = LogConfig()
+    allow_untested_vllm: bool = Field(default=False, strict=True)
+    """Start with a vLLM that hisparsed was not tested with."""
 
     @model_validator(mode="after")
     def _engine_args_are_vllms(self) -> Self:
@@ -202,6 +212,10 @@ def _key_problems(loaded: Loaded[NodeConfig]) -> list[Problem]:
     if key_file is None:
         return []
     try:
+        mode = stat.S_IMODE(key_file.stat().st_mode)
+        if mode & 0o007:
+            message = f"{key_file} is open to every user of this machine (mode {mode:04o})"
+            return [loaded.problem(("api", "api_key_file"), message, f"chmod 0640 {key_file}")]
         if read_api_keys(key_file):
             return []
         message = f"{key_file} holds no key"

@@ -112,6 +112,9 @@ class RowsDescription(_Section):
     """Misses of the selected rows by hot rows / top-k."""
     union: tuple[Positive, ...] = Field(min_length=1)
     """Distinct rows / top-k that 1, 2, ... rows of one request select in one step."""
+    spread: float = Field(default=0.0, ge=0, le=10)
+    """How much requests differ: each misses as if its buffer were larger or smaller by a factor
+    of its own, up to 1 + spread either way."""
 
 
 class NodeDescription(_Section):

@@ -19,11 +19,20 @@ _WARN = frozenset(
         EventKind.REPORT_FAILED,
         EventKind.TICK_FAILED,
         EventKind.CANARY_FAILED,
+        EventKind.CONTROL_SOCKET_LOST,
+        EventKind.CONTROL_SOCKET_BACK,
+        EventKind.ENGINE_START_FAILED,
+        EventKind.DOCTOR_FOUND,
+        EventKind.STATE_NOT_KEPT,
+        EventKind.JOURNAL_SET_ASIDE,
+        EventKind.CLOCK_SET,
     }
 )
 _ERROR = frozenset(
     {
+        EventKind.ENGINE_DIED,
         EventKind.ENGINE_GONE,
+        EventKind.ENGINE_QUARANTINED,
         EventKind.LEDGER_VIOLATION,
         EventKind.CANARY_MISMATCH,
         EventKind.STALLED,
@@ -48,9 +57,11 @@ class Announcer:
         )
         self._journal.record(record)
         self._broadcast.send(Message("event", view_event(record).model_dump_json()))
-        level = logging.INFO
-        if kind in _ERROR:
-            level = logging.ERROR
-        elif kind in _WARN:
-            level = logging.WARNING
-        log.log(level, "%s", sentence)
+        log.log(level_of(kind), "%s", sentence, extra={"event_id": kind.value, "actor": actor})
+
+
+def level_of(kind: EventKind) -> int:
+    """As in ``logging``."""
+    if kind in _ERROR:
+        return logging.ERROR
+    return logging.WARNING if kind in _WARN else logging.INFO

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
@@ -16,15 +18,18 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from hisparsed.control.actions import Operator
+from hisparsed.control.api_answers import Alive, Decisions, Events, Ready
 from hisparsed.control.api_base import ERROR_HANDLERS, ApiError, parse_query
+from hisparsed.control.api_endpoint import Endpoint
 from hisparsed.control.api_policy import PolicyApi
 from hisparsed.control.board import Board
 from hisparsed.control.broadcast import Broadcast, Message
 from hisparsed.control.journal import Journal
 from hisparsed.control.journal_store import Query
+from hisparsed.control.openapi import openapi_document
 from hisparsed.control.policy_source import PolicySource
 from hisparsed.control.records import jsonable
-from hisparsed.control.status import Lifecycle
+from hisparsed.control.status import Lifecycle, Status
 from hisparsed.policy.reasons import Lever
 
 MAX_LIMIT = 1_000
@@ -32,13 +37,16 @@ _DEFAULT_LIMIT = 50
 
 
 class _DecisionsQuery(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     limit: int = Field(default=_DEFAULT_LIMIT, ge=1, le=MAX_LIMIT)
     since: float | None = Field(default=None, ge=0)
+    """Unix seconds."""
     lever: Lever | None = None
     code: str | None = None
+    """A reason code, such as `OffloadShortOfReach`."""
     notable: bool = False
+    """Only decisions that act, or hold for another reason than in the tick before."""
 
 
 class _EventsQuery(BaseModel):
@@ -59,19 +67,69 @@ class ControlApi:
     more_routes: Sequence[Route] = ()
 
     def application(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/healthz", self.healthz),
-                Route("/readyz", self.readyz),
-                Route("/v1/status", self.status),
-                Route("/v1/decisions", self.decisions),
-                Route("/v1/journal/events", self.journal_events),
-                Route("/v1/events", self.events),
-                *PolicyApi(self.board, self.operator, self.source).routes(),
-                *self.more_routes,
-            ],
-            exception_handlers=ERROR_HANDLERS,
+        routes = [
+            *self._routes(),
+            *PolicyApi(self.board, self.operator, self.source).routes(),
+            *self.more_routes,
+        ]
+        endpoints = [route for route in routes if isinstance(route, Endpoint)]
+
+        @cache
+        def document() -> dict[str, Any]:
+            return openapi_document(endpoints, self.board.status().node.version)
+
+        async def describe(_: Request) -> Response:
+            return JSONResponse(document())
+
+        endpoints.append(
+            Endpoint(
+                "/v1/openapi.json",
+                describe,
+                summary="This document.",
+                answer=dict[str, Any],
+            )
         )
+        return Starlette(routes=[*routes, endpoints[-1]], exception_handlers=ERROR_HANDLERS)
+
+    def _routes(self) -> list[Route]:
+        return [
+            Endpoint(
+                "/healthz",
+                self.healthz,
+                summary="Whether the daemon works.",
+                answer=Alive,
+                errors=("engine_gone",),
+            ),
+            Endpoint(
+                "/readyz",
+                self.readyz,
+                summary="Whether the node should get requests.",
+                answer=Ready,
+                errors=("not_ready",),
+            ),
+            Endpoint("/v1/status", self.status, summary="The status document.", answer=Status),
+            Endpoint(
+                "/v1/decisions",
+                self.decisions,
+                summary="Decisions, one a lever and tick.",
+                query=_DecisionsQuery,
+                answer=Decisions,
+            ),
+            Endpoint(
+                "/v1/journal/events",
+                self.journal_events,
+                summary="What happened beside the ticks.",
+                query=_EventsQuery,
+                answer=Events,
+            ),
+            Endpoint(
+                "/v1/events",
+                self.events,
+                summary="Server-sent events: `status`, `decisions`, `event` and `logs`.",
+                answer=str,
+                media_type="text/event-stream",
+            ),
+        ]
 
     async def healthz(self, request: Request) -> Response:
         if self.board.lifecycle is Lifecycle.ENGINE_GONE:

@@ -8,29 +8,28 @@ from typing import Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from hisparsed.control.actions import StaleGenerationError
+from hisparsed.control.api_errors import ApiError, error_response
+
+__all__ = ["ERROR_HANDLERS", "ActorBody", "ApiError", "parse_body", "parse_query"]
 
 M = TypeVar("M", bound=BaseModel)
+
+MAX_BODY_BYTES = 2**20
+"""Policy documents are the longest bodies, and a thousandth of it."""
 
 
 class ActorBody(BaseModel):
     """What every change is sent with."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
 
     actor: str = Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")
     """Who asks; kept in the journal."""
-
-
-class ApiError(Exception):
-    """Ends a request with ``{"error": {"code", "message"}}``."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
 
 
 def parse_query(request: Request, model: type[M]) -> M:
@@ -43,8 +42,14 @@ def parse_query(request: Request, model: type[M]) -> M:
 
 async def parse_body(request: Request, model: type[M]) -> M:
     """The JSON body as a model. Raises ``ApiError`` naming the first mistake."""
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > MAX_BODY_BYTES:
+            message = f"the body is larger than {MAX_BODY_BYTES >> 20} MiB"
+            raise ApiError(413, "too_large", message)
     try:
-        return model.model_validate_json(await request.body())
+        return model.model_validate_json(bytes(parts))
     except ValidationError as error:
         raise ApiError(400, "bad_body", _first_problem(error)) from None
 
@@ -59,7 +64,7 @@ def _first_problem(error: ValidationError) -> str:
 async def _answer_api_error(_request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         raise error
-    return _error(error.status, error.code, str(error))
+    return error_response(error.status, error.code, str(error))
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
@@ -67,20 +72,20 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
         raise error
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return _error(error.status_code, code, message)
+    answer = error_response(error.status_code, code, message)
+    answer.headers.update(error.headers or {})  # which methods are allowed
+    return answer
 
 
 async def _answer_stale(_request: Request, error: Exception) -> Response:
-    return _error(409, "stale_generation", str(error))
+    return error_response(409, "stale_generation", str(error))
 
 
 async def _answer_internal(_request: Request, error: Exception) -> Response:
     """The server logs the traceback."""
-    return _error(500, "internal", f"{type(error).__name__}: {error}; the daemon's log has more")
-
-
-def _error(status: int, code: str, message: str) -> Response:
-    return JSONResponse({"error": {"code": code, "message": message}}, status_code=status)
+    return error_response(
+        500, "internal", f"{type(error).__name__}: {error}; the daemon's log has more"
+    )
 
 
 ERROR_HANDLERS: Final = {

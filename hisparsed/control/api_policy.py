@@ -8,13 +8,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hisparsed.control.actions import Operator
+from hisparsed.control.api_answers import Changed, Judgement, PolicyInForce, Reloaded, ValueSet
 from hisparsed.control.api_base import ActorBody, ApiError, parse_body
+from hisparsed.control.api_endpoint import Endpoint, Handler
 from hisparsed.control.board import Board
 from hisparsed.control.peer import recorded_actor
 from hisparsed.control.policy_source import PolicySource, ReloadOutcome
@@ -39,8 +41,18 @@ def _span(seconds: float | None) -> float | None:
     return seconds
 
 
+_SPAN_SCHEMA = {
+    "anyOf": [
+        {"type": "number", "exclusiveMinimum": 0, "maximum": LONGEST_S},
+        {"type": "null"},
+    ]
+}
+_VALUE_SCHEMA = {"type": ["boolean", "number", "string", "null"]}
+
+
 class _Body(ActorBody):
     expected_generation: int | None = None
+    """The policy generation that the change was meant for; nothing changes in another one."""
 
 
 class _LeverBody(_Body):
@@ -50,15 +62,16 @@ class _LeverBody(_Body):
 
 class _ModeBody(_LeverBody):
     mode: Mode | None
-    """``null`` goes back to what the policy document says."""
+    """`null` goes back to what the policy document says."""
 
 
 class _SetBody(_Body):
     key: str
-    value: SetValue
+    """With dots, such as `hot.max`."""
+    value: Annotated[SetValue, WithJsonSchema(_VALUE_SCHEMA)]
     """Text is read as the policy document would read it."""
-    for_s: Annotated[float | None, AfterValidator(_span)]
-    """Seconds; ``null`` lasts until it is unset, and must be said."""
+    for_s: Annotated[float | None, AfterValidator(_span), WithJsonSchema(_SPAN_SCHEMA)]
+    """Seconds; `null` lasts until it is unset, and must be said."""
 
 
 class _UnsetBody(_Body):
@@ -66,9 +79,12 @@ class _UnsetBody(_Body):
 
 
 class _DocumentBody(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
 
     document: str
+    """A policy document as a file would have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +96,92 @@ class PolicyApi:
     source: PolicySource
 
     def routes(self) -> list[Route]:
-        changing = {
-            "/v1/policy/reload": self.reload,
-            "/v1/policy/set": self.set_value,
-            "/v1/policy/unset": self.unset_value,
-            "/v1/policy/check": self.judge,
-            "/v1/policy/diff": self.judge,
-            "/v1/freeze": self.freeze,
-            "/v1/thaw": self.thaw,
-            "/v1/mode": self.mode,
-        }
         return [
-            Route("/v1/policy", self.policy),
-            Route("/v1/policy/schema", self.schema),
-            *(Route(path, handler, methods=["POST"]) for path, handler in changing.items()),
+            Endpoint(
+                "/v1/policy",
+                self.policy,
+                summary="The policy in force, and where each value comes from.",
+                answer=PolicyInForce,
+            ),
+            Endpoint(
+                "/v1/policy/schema",
+                self.schema,
+                summary="JSON Schema of the policy document.",
+                answer=dict[str, Any],
+            ),
+            *(
+                Endpoint(
+                    f"/v1/policy/{word}",
+                    self.judge,
+                    method="POST",
+                    summary=f"What {what}. Changes nothing.",
+                    body=_DocumentBody,
+                    answer=Judgement,
+                )
+                for word, what in (
+                    ("check", "is wrong with a document"),
+                    ("diff", "a document would change"),
+                )
+            ),
+            self._change(
+                "/v1/policy/reload",
+                self.reload,
+                summary="Read the policy document again; answers when it is checked.",
+                body=_Body,
+                answer=Reloaded,
+                errors=("policy_rejected",),
+            ),
+            self._change(
+                "/v1/policy/set",
+                self.set_value,
+                summary="Put a value above document and schedules for a time.",
+                body=_SetBody,
+                answer=ValueSet,
+                errors=("value_refused",),
+            ),
+            self._change(
+                "/v1/policy/unset",
+                self.unset_value,
+                summary="End what an operator set.",
+                body=_UnsetBody,
+                errors=("not_set",),
+            ),
+            self._change(
+                "/v1/freeze",
+                self.freeze,
+                summary="Levers stay where they are until they are thawed.",
+                body=_LeverBody,
+            ),
+            self._change("/v1/thaw", self.thaw, summary="Levers may move again.", body=_LeverBody),
+            self._change(
+                "/v1/mode",
+                self.mode,
+                summary="A more cautious mode for some levers than the document's.",
+                body=_ModeBody,
+                errors=("mode_refused",),
+            ),
         ]
+
+    @staticmethod
+    def _change(
+        path: str,
+        handler: Handler,
+        *,
+        summary: str,
+        body: type[BaseModel],
+        answer: type[BaseModel] = Changed,
+        errors: tuple[str, ...] = (),
+    ) -> Endpoint:
+        return Endpoint(
+            path,
+            handler,
+            method="POST",
+            summary=summary,
+            body=body,
+            answer=answer,
+            changes=True,
+            errors=("stale_generation", *errors),
+        )
 
     async def policy(self, request: Request) -> Response:
         pending = self.board.pending_restart()

@@ -16,7 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from hisparsed.control.api_answers import HistoryTable, LogLines, TickDocument
 from hisparsed.control.api_base import ApiError, parse_query
+from hisparsed.control.api_endpoint import Endpoint
 from hisparsed.control.board import TickOutcome
 from hisparsed.control.broadcast import Broadcast, Message
 from hisparsed.control.history import SPAN_S, History
@@ -32,21 +34,24 @@ _LOG_LINES: TypeAdapter[list[LogLine]] = TypeAdapter(list[LogLine])
 
 
 class _Query(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class _LogsQuery(_Query):
     limit: int = Field(default=200, ge=1, le=RING_LINES)
     level: int = Field(default=0, ge=0, le=50)
+    """The least, as in Python's logging: 20 info, 30 warning, 40 error."""
     source: Literal["daemon", "engine"] | None = None
 
 
 class _HistoryQuery(_Query):
     span_s: float = Field(default=SPAN_S, gt=0, le=SPAN_S)
+    """Seconds up to the latest row."""
 
 
 class _TickQuery(_Query):
     at: float | None = None
+    """Its `at_unix_s`, for ticks of earlier runs."""
 
 
 class ApiViews:
@@ -70,10 +75,35 @@ class ApiViews:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/requests", self.request_table),
-            Route("/v1/logs", self.log_lines),
-            Route("/v1/history", self.past),
-            Route("/v1/decisions/{sequence:int}", self.tick),
+            Endpoint(
+                "/v1/requests",
+                self.request_table,
+                summary="A line a request, running ones first. No prompt text.",
+                answer=RequestTable,
+                errors=("not_ready",),
+            ),
+            Endpoint(
+                "/v1/logs",
+                self.log_lines,
+                summary="The latest log lines of daemon and engine.",
+                query=_LogsQuery,
+                answer=LogLines,
+            ),
+            Endpoint(
+                "/v1/history",
+                self.past,
+                summary="Gauges and counters of the last two hours.",
+                query=_HistoryQuery,
+                answer=HistoryTable,
+            ),
+            Endpoint(
+                "/v1/decisions/{sequence:int}",
+                self.tick,
+                summary="One tick whole.",
+                query=_TickQuery,
+                answer=TickDocument,
+                errors=("not_found",),
+            ),
         ]
 
     async def request_table(self, request: Request) -> Response:

@@ -27,6 +27,9 @@ from hisparsed.control.status import (
     Status,
 )
 from hisparsed.control.status_build import lever_statuses, observed_status
+from hisparsed.control.status_doctor import DoctorStatus
+from hisparsed.control.status_engine import EngineLifeStatus, EngineState
+from hisparsed.control.status_gpus import GpusStatus
 from hisparsed.engine.messages import EngineReport
 from hisparsed.policy.reasons import Lever
 from hisparsed.policy.restart import PendingRestart
@@ -74,6 +77,11 @@ class Board:
         self.watchers: list[Callable[[TickOutcome], None]] = []
         """Called with every finished tick."""
         self.canary: Callable[[], CanaryStatus] | None = None
+        self.doctor: Callable[[], DoctorStatus] | None = None
+        self.engine: Callable[[], EngineLifeStatus] | None = None
+        self.gpus: Callable[[], GpusStatus | None] | None = None
+        self.not_kept: Callable[[], list[str]] = list
+        """Files of the state folder that cannot be written, and why."""
         self._source = source
         self._overrides = overrides
         self._journal = journal
@@ -105,8 +113,12 @@ class Board:
 
     def unready(self) -> str | None:
         """Why the node should get no requests; ``None`` when it should."""
+        engine = self.engine() if self.engine is not None else None
         if self.lifecycle is not Lifecycle.SERVING:
-            return f"the node is {self.lifecycle}"
+            why = f": {engine.sentence}" if engine is not None else ""
+            return f"the node is {self.lifecycle}{why}"
+        if engine is not None and engine.state is not EngineState.SERVING:
+            return engine.sentence
         age_s, limit_s = self.report_age_s, self._source.in_force.policy.stale_after
         if age_s is None:
             return "the engine has not reported yet"
@@ -169,6 +181,10 @@ class Board:
             events=self._journal.recent_events(_EVENTS_SHOWN),
             stalled=last.stalled if last else None,
             canary=self._canary(),
+            doctor=None if self.doctor is None else self.doctor(),
+            engine=None if self.engine is None else self.engine(),
+            gpus=None if self.gpus is None else self.gpus(),
+            not_kept=self.not_kept(),
         )
 
     def _observed(self, last: TickOutcome) -> Observed:

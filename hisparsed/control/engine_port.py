@@ -18,6 +18,19 @@ class EngineGone(Exception):  # noqa: N818 (a state of the node, not a mistake)
 
 
 @dataclass(frozen=True, slots=True)
+class SampledRows:
+    """vLLM's own counters of hot buffers, of one GPU; they move once in 2,000 worker steps.
+
+    Cumulative up to ``age_s`` ago; what came after is not known.
+    """
+
+    hits: int
+    misses: int
+    h2d_bytes: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServingCounters:
     """Cumulative counters of the API side; they never go back while an engine lives."""
 
@@ -35,6 +48,8 @@ class ServingCounters:
     ttft_count: int = 0
     itl_sum_s: float = 0.0
     itl_count: int = 0
+    sampled_rows: SampledRows | None = None
+    """``None`` before vLLM's first sample, and where its workers take none."""
 
 
 class EnginePort(Protocol):

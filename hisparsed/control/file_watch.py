@@ -7,14 +7,19 @@ contents compared. A slow look goes on without any change, for file systems that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
+import os
+import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import watchfiles
+
+from hisparsed.policy.document import read_document
 
 log = logging.getLogger("hisparsed.control")
 
@@ -31,18 +36,31 @@ class Watched:
 
 
 def fingerprint(path: Path) -> str:
-    """SHA-256 of the content in hexadecimal, or why there is none to read."""
+    """SHA-256 of the content in hexadecimal, or why there is none to read.
+
+    Of a file that is too large for a document, only the beginning counts.
+    """
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_document(path)).hexdigest()
     except OSError as error:
         return type(error).__name__
 
 
-def folders_of(files: Sequence[Watched]) -> frozenset[Path]:
-    """Where each file's name stands, and where the file itself is when the name is a link."""
+def folders_of(files: Sequence[Watched]) -> dict[Path, tuple[int, int]]:
+    """Where each file's name stands, and where the file itself is when the name is a link.
+
+    Each with what tells a folder from another of its name. Those that cannot be seen are left out.
+    """
     names = {file.path.absolute().parent for file in files}
-    places = {file.path.resolve().parent for file in files}
-    return frozenset(folder for folder in names | places if folder.is_dir())
+    # Not ``Path.resolve``, which raises for links that lead in a circle.
+    places = {Path(os.path.realpath(file.path)).parent for file in files}
+    found = {}
+    for folder in names | places:
+        with contextlib.suppress(OSError):
+            seen = folder.stat()
+            if stat.S_ISDIR(seen.st_mode):
+                found[folder] = (seen.st_dev, seen.st_ino)
+    return found
 
 
 def _changes(*folders: Path) -> AsyncIterator[Any]:
@@ -73,7 +91,7 @@ async def watch_files(
                 for file in files:
                     file.look()
                 if folders_of(files) != folders:
-                    break  # a link leads elsewhere now
+                    break  # a link leads elsewhere now, or a folder was made anew
             else:
                 await sleep(SLOW_LOOK_S)
         except OSError as error:

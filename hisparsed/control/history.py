@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from hisparsed.control.board import TickOutcome
+from hisparsed.control.clock_jump import LEAST_JUMP_S
 from hisparsed.control.status import Observed
 from hisparsed.control.status_build import observed_status
 
@@ -65,10 +66,12 @@ class History:
         # One more than the span holds, since what is kept must reach back the whole of it.
         self._fine: deque[Row] = deque(maxlen=round(FINE_SPAN_S / FINE_S) + 1)
         self._coarse: deque[Row] = deque(maxlen=round(SPAN_S / COARSE_S) + 1)
+        self._apart_s: float | None = None
 
     def watch(self, outcome: TickOutcome) -> None:
         """Take in a finished tick; ticks that come more often than the fine step are left out."""
         at_unix_s = outcome.record.at_unix_s
+        self._follow_clock(at_unix_s, at_unix_s - outcome.record.snapshot.at_s)
         if not _due(self._fine, at_unix_s, FINE_S):
             return
         observed = observed_status(
@@ -78,6 +81,17 @@ class History:
         self._fine.append(row)
         if _due(self._coarse, at_unix_s, COARSE_S):
             self._coarse.append(row)
+
+    def _follow_clock(self, at_unix_s: float, apart_s: float) -> None:
+        """Keep ages true where somebody set the clock, so that charts neither fold nor tear."""
+        before_s, self._apart_s = self._apart_s, apart_s
+        jump_s = 0.0 if before_s is None else apart_s - before_s
+        if abs(jump_s) < LEAST_JUMP_S:
+            return
+        for ring in (self._fine, self._coarse):
+            moved = [(_time(row) + jump_s, *row[1:]) for row in ring]
+            ring.clear()
+            ring.extend(row for row in moved if _time(row) < at_unix_s)
 
     def document(self, span_s: float = SPAN_S) -> dict[str, Any]:
         """``columns`` and ``rows``, oldest first; times are Unix seconds in the first column."""
@@ -90,11 +104,8 @@ class History:
 
 
 def _due(ring: deque[Row], at_unix_s: float, step_s: float) -> bool:
-    """Whether a step has passed; a clock that was set back starts anew. Ticks jitter a little."""
-    if not ring:
-        return True
-    passed_s = at_unix_s - _time(ring[-1])
-    return passed_s >= 0.95 * step_s or passed_s < 0
+    """Whether a step has passed. Ticks jitter a little."""
+    return not ring or at_unix_s - _time(ring[-1]) >= 0.95 * step_s
 
 
 def _time(row: Row) -> float:

@@ -205,7 +205,12 @@ class JournalStore:
         upto = min(last - 1, first + surplus + ticks // 10)
         database.execute("BEGIN IMMEDIATE")
         database.execute("DELETE FROM ticks WHERE id <= ?", (upto,))
-        database.execute("DELETE FROM events WHERE at_unix_s < (SELECT MIN(at_unix_s) FROM ticks)")
+        # By order and not by time, which a clock that was set makes worthless.
+        database.execute(
+            "DELETE FROM events WHERE id <= (SELECT MAX(e.id) FROM events e JOIN ticks t"
+            " ON t.run = e.run AND e.sequence < t.sequence"
+            " WHERE t.id = (SELECT MIN(id) FROM ticks))"
+        )
         database.execute("COMMIT")
         database.execute("PRAGMA incremental_vacuum").fetchall()
 

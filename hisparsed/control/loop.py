@@ -1,7 +1,7 @@
 """The control loop: observe, decide, apply, confirm from the next report, journal.
 
 Clocks, sleep and engine come from outside. Judges nothing: that is the policy's. A failed
-report or command is counted and the loop goes on; a dead engine ends it.
+report or command is counted and the loop goes on; a dead engine ends it, and others tell of it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from hisparsed.control.announce import Announcer
@@ -18,6 +17,7 @@ from hisparsed.control.board import Board, TickOutcome
 from hisparsed.control.engine_port import EngineGone, EnginePort
 from hisparsed.control.journal import Journal
 from hisparsed.control.ledger_guard import LedgerGuard
+from hisparsed.control.log_table import LEVERS_MOVED
 from hisparsed.control.metrics import ControlMetrics
 from hisparsed.control.observe import command_for, geometry_of, observe
 from hisparsed.control.outcome import bounded, confirm, cycle_sentence, notable_levers
@@ -97,10 +97,6 @@ class ControlLoop:
         Raises ``UserError`` when the policy is impossible on this node, and whatever the
         engine raises: a node whose engine refuses its start must not serve.
         """
-        with self._announcing_death():
-            await self._begin()
-
-    async def _begin(self) -> None:
         report = await self._engine.report()
         geometry = geometry_of(report.geometry)
         announce_dropped(self._announcer, self._source.bind(geometry))
@@ -183,19 +179,6 @@ class ControlLoop:
 
     async def tick(self) -> None:
         """One cycle. Raises ``EngineGone``."""
-        with self._announcing_death():
-            await self._cycle()
-
-    @contextmanager
-    def _announcing_death(self) -> Iterator[None]:
-        try:
-            yield
-        except EngineGone as error:
-            self._board.lifecycle = Lifecycle.ENGINE_GONE
-            self._announcer.event(EventKind.ENGINE_GONE, f"The engine is gone: {error}.")
-            raise
-
-    async def _cycle(self) -> None:
         began_s = self._clock()
         fresh = await self._take_report()
         report, last_admission = self._report, self._admission
@@ -229,6 +212,8 @@ class ControlLoop:
         applied = await self._apply(decision.commands)
         if applied is not None and applied.result is not None:
             await self._keep(applied.result, snapshot.geometry)
+        elif self._targets is not None and self._targets.owed:
+            await asyncio.to_thread(self._targets.retry)
         notable = notable_levers(decision, self._previous)
         record = TickRecord(
             sequence=self._journal.next_sequence(),
@@ -252,7 +237,8 @@ class ControlLoop:
         )
         if record.sentence is not None:
             moved = applied is not None
-            log.log(logging.INFO if moved else logging.DEBUG, "%s", record.sentence)
+            level = logging.INFO if moved else logging.DEBUG
+            log.log(level, "%s", record.sentence, extra={"event_id": LEVERS_MOVED})
 
     async def _take_report(self) -> bool:
         """Whether there is a new report; the last one stays in use where there is none."""

@@ -16,6 +16,7 @@ from hisparsed.control.status import (
     PoolStatus,
     Status,
 )
+from hisparsed.control.status_engine import EngineLifeStatus, EngineState
 from hisparsed.policy.schema import Mode
 from hisparsed.policy.signals import AdmissionOrder
 
@@ -74,9 +75,10 @@ def residency(status: Status) -> Iterator[Sample]:
 def rows(status: Status) -> Iterator[Sample]:
     if status.observed is not None:
         hot = status.observed.hot
-        yield ("resident",), hot.resident_total
-        yield ("hit",), hot.hits_total
-        yield ("load",), hot.loads_total
+        found = (("resident", hot.resident_total), ("hit", hot.hits_total))
+        for name, total in (*found, ("load", hot.loads_total)):
+            if total is not None:
+                yield (name,), total
 
 
 def order(status: Status) -> Iterator[Sample]:
@@ -105,6 +107,23 @@ def of_canary(
             yield (), value
 
     return samples
+
+
+def of_engine(
+    read: Callable[[EngineLifeStatus], float | None],
+) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        value = read(status.engine) if status.engine is not None else None
+        if value is not None:
+            yield (), value
+
+    return samples
+
+
+def engine_state(status: Status) -> Iterator[Sample]:
+    if status.engine is not None:
+        for one in EngineState:
+            yield (one.value,), status.engine.state is one
 
 
 def canary_state(status: Status) -> Iterator[Sample]:

@@ -17,10 +17,12 @@ from hisparsed.control.metric_readings import (
     rows,
     seen,
 )
+from hisparsed.control.metric_table_gpus import GPU_METRICS
 from hisparsed.control.metric_table_watch import WATCH_METRICS
 
 METRICS: tuple[Metric, ...] = (
     *WATCH_METRICS,
+    *GPU_METRICS,
     Metric(
         "hisparsed_node_info",
         "The node: always 1, what it is in the labels.",
@@ -141,7 +143,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_multiplier_ratio",
-        "Hot rows of the next lease / (top-k x decode query length).",
+        "Hot rows of the next lease / top-k, with drafts as without.",
         seen(lambda o: o.hot.multiplier),
     ),
     Metric(

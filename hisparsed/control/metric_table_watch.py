@@ -1,10 +1,22 @@
-"""The metrics of how a node watches itself: the canary, and calls that stand still."""
+"""The metrics of how a node watches itself: the canary, standing calls, the engine's life."""
 
 from __future__ import annotations
 
-from hisparsed.control.metric_readings import Metric, canary_state, of_canary
+from hisparsed.control.metric_readings import (
+    Metric,
+    canary_state,
+    engine_state,
+    of_canary,
+    of_engine,
+)
 
 WATCH_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "hisparsed_state_kept",
+        "1 while targets and what operators set are written to the state folder, 0 while a restart "
+        "would not know the latest of them.",
+        lambda s: [((), not s.not_kept)],
+    ),
     Metric(
         "hisparsed_canary_state",
         "1 for the state of the node's own request whose answer must never change.",
@@ -56,5 +68,39 @@ WATCH_METRICS: tuple[Metric, ...] = (
         "hisparsed_standing_still",
         "1 while calls make no progress though memory is free, for stall_after.",
         lambda s: [((), s.stalled is not None)],
+    ),
+    Metric(
+        "hisparsed_engine_state",
+        "1 for the state the engine is in.",
+        engine_state,
+        ("state",),
+    ),
+    Metric(
+        "hisparsed_engine_deaths_total",
+        "Engines of this daemon that died, hung or stood still.",
+        of_engine(lambda e: e.died_total),
+        is_counter=True,
+    ),
+    Metric(
+        "hisparsed_engine_restarts_total",
+        "Engines of this daemon that served after its first.",
+        of_engine(lambda e: e.restarts_total),
+        is_counter=True,
+    ),
+    Metric(
+        "hisparsed_engine_planned_restarts_total",
+        "Restarts of the engine that somebody asked for.",
+        of_engine(lambda e: e.planned_restarts_total),
+        is_counter=True,
+    ),
+    Metric(
+        "hisparsed_engine_start_seconds",
+        "How long the last start of an engine took; missing before the first.",
+        of_engine(lambda e: e.last_start_s),
+    ),
+    Metric(
+        "hisparsed_engine_values_put_aside",
+        "1 while values that did not start an engine are put aside and the last good ones serve.",
+        of_engine(lambda e: e.quarantined is not None),
     ),
 )

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from hisparsed.control.http_limits import Cut
 from hisparsed.control.metric_table import METRICS
 from hisparsed.control.records import TickRecord
 from hisparsed.control.status import Status
@@ -125,9 +126,10 @@ def metrics_document() -> str:
         name = family.name + ("_total" if family.type == "counter" else "")
         shown = ", ".join(f"`{label}`" for label in labels.get(name, ())) or "-"
         rows.append(f"| `{name}` | {family.type} | {shown} | {family.documentation} |")
-    return _HEAD + "\n".join(rows) + "\n"
+    return _HEAD.replace("{cuts}", _CUTS) + "\n".join(rows) + "\n"
 
 
+_CUTS = ", ".join(f"`{cut.value}`" for cut in Cut)
 _HEAD = """# Metrics
 
 `/metrics` serves these beside vLLM's own. Units are base units: bytes, seconds, tokens, blocks;
@@ -136,7 +138,14 @@ a ratio is 1 for the whole. A reading that is not known yet is left out. This pa
 
 The gate in front of the OpenAI API adds `hisparsed_open_requests`, `hisparsed_held_requests`
 (gauges), `hisparsed_requests_held_total` and `hisparsed_refused_requests_total` (counters; label
-`reason`: `draining`, `session-limit`, `max-context` or `body-size`).
+`reason`: `draining`, `engine`, `session-limit`, `max-context` or `body-size`). Its listener adds
+`hisparsed_open_connections` (gauge) and `hisparsed_cut_connections_total` (counter; label `reason`:
+{cuts}).
+
+The daemon's own counters go on over restarts of the engine. What an engine counts (vLLM's series,
+and those of pools, rows, requests, tokens, ticks and the canary) begins at 0 with each engine, as
+Prometheus expects of a restarted process: `rate()` and `increase()` see through it. While there is
+no engine the last readings stay; `hisparsed_engine_state` says so.
 
 | Name | Type | Labels | Meaning |
 | --- | --- | --- | --- |

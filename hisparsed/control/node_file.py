@@ -6,6 +6,7 @@ restart would fail.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,15 @@ class NodeFile:
         self._tell = tell
         self._seen: str | None = None
         self._pending: tuple[PendingRestart, ...] = ()
+
+    def now_runs(self, config: NodeConfig) -> None:
+        """From now on the document is compared with this."""
+        if config == self._running:
+            return
+        self._running = config
+        with contextlib.suppress(ConfigError):  # told when the file was seen to have changed
+            self._pending = differences(config, self._load(self._path))
+            self._tell(self._pending)
 
     def look(self) -> None:
         """Compare again if the file is another one than at the last look."""

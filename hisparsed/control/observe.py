@@ -64,6 +64,7 @@ def geometry_of(report: GeometryReport) -> Geometry:
         row_bytes=report.row_bytes,
         min_lease_rows=report.min_lease_rows,
         max_step_tokens=report.max_step_tokens,
+        hot_live=report.hot_live,
     )
 
 
@@ -143,8 +144,7 @@ def observe(
             predicted=tuple(
                 MissPoint(point.multiplier, point.misses)
                 for point in hot.miss_curve
-                if point.multiplier * geometry.topk * geometry.decode_query_len
-                >= geometry.least_lease_rows
+                if point.multiplier * geometry.topk >= geometry.least_lease_rows
             ),
             counted=hot.counted,
             individual_leases=hot.individual_leases,
@@ -154,7 +154,7 @@ def observe(
         tokens=Tokens(serving.prompt_tokens, serving.generated_tokens),
         admission=admission_in_force(report, last_admission),
         watermark=Watermark(report.transition_watermark, report.default_watermark),
-        progress=Progress(report.steps, report.scheduled_tokens),
+        progress=Progress(report.steps, report.scheduled_tokens, report.decode_seconds),
         requests_hot=tuple(_request_hot(one) for one in hot.requests),
         reserve=Reserve(
             host.reserve_target_blocks,
@@ -162,7 +162,7 @@ def observe(
             host.release == "possible",
             host.release_wanted,
         ),
-        live_levers=live_levers,
+        live_levers=live_levers if geometry.hot_live else live_levers - {Lever.MULTIPLIER},
         frozen_levers=frozen_levers,
     )
 

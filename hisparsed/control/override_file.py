@@ -39,7 +39,8 @@ class OverrideFile:
     def load(self) -> tuple[Override, ...]:
         """What was kept; nothing when there is no file.
 
-        Raises ``OverrideFileError``; a file that cannot be understood is set aside first.
+        Raises ``OverrideFileError``; a file that cannot be understood is set aside first, if
+        the disk lets it.
         """
         try:
             data = self.path.read_bytes()
@@ -52,9 +53,13 @@ class OverrideFile:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]["msg"]
             aside = self.path.with_name(f"{FILE_NAME}.damaged")
-            self.path.replace(aside)
+            kept = f"it is kept as {aside}"
+            try:
+                self.path.replace(aside)
+            except OSError as trouble:
+                kept = f"it cannot be kept as {aside} ({trouble.strerror or trouble})"
             raise OverrideFileError(
-                f"{self.path} is damaged ({first}); it is kept as {aside} and nothing of it holds"
+                f"{self.path} is damaged ({first}); {kept} and nothing of it holds"
             ) from None
 
     def save(self, overrides: Sequence[Override]) -> None:

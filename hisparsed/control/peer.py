@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from hisparsed.control.bounded_http import BoundedProtocol
 
 _SCHEME: Final = "unix-user:"
 _SO_PEERGROUPS: Final = 59
@@ -55,8 +55,8 @@ def may_change(peer: Peer, *, owner_uid: int, group_gid: int) -> bool:
     return peer.uid in (0, owner_uid) or group_gid in peer.groups
 
 
-class PeerProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
-    """uvicorn's protocol, which leaves ``client`` empty on a Unix socket."""
+class PeerProtocol(BoundedProtocol):
+    """Says who the client is; uvicorn leaves that empty on a Unix socket."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

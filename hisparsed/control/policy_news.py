@@ -10,6 +10,7 @@ from hisparsed.control.override_file import OverrideFile, OverrideFileError
 from hisparsed.control.policy_source import Advance, Dropped, PolicySource
 from hisparsed.control.records import EventKind
 from hisparsed.control.status_text import value_text
+from hisparsed.policy.units import format_duration
 
 
 def announce_dropped(announcer: Announcer, dropped: Iterable[Dropped]) -> None:
@@ -32,6 +33,14 @@ def restore_overrides(source: PolicySource, announcer: Announcer, folder: Path) 
 
 
 def announce_advance(announcer: Announcer, advance: Advance) -> None:
+    if advance.clock_set_s:
+        way = "forward" if advance.clock_set_s > 0 else "back"
+        by = format_duration(float(round(abs(advance.clock_set_s))))
+        announcer.event(
+            EventKind.CLOCK_SET,
+            f"The machine's clock was set {way} by {by}. Schedules go by the new time; values that "
+            "were set for a time last as long as was asked for.",
+        )
     for override in advance.expired:
         announcer.event(
             EventKind.VALUE_EXPIRED,

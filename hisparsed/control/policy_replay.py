@@ -116,15 +116,17 @@ def _replay(
     runs: set[str] = set()
     shown: list[Parting] = []
     tallies = {lever: _Tally() for lever in Lever}
-    memory, pressure, run = Memory(), Pressure.LOW, None
+    memory, pressure, run, number = Memory(), Pressure.LOW, None, 0
     begin = end = 0.0
     for tick in _ticks(database, last_s):
         if tick is None:
             unreadable += 1
             continue
-        if tick.run != run:
+        # Ticks of one run count from 1 with each engine, and its policy began without a memory.
+        if tick.run != run or tick.decision.tick <= number:
             memory, pressure, run = Memory(), Pressure.LOW, tick.run
             runs.add(tick.run)
+        number = tick.decision.tick
         begin, end = (begin if total else tick.at_unix_s), tick.at_unix_s
         total += 1
         effective = policy.variants[policy.active(tick.at_unix_s, pressure)]

@@ -7,14 +7,22 @@ control loop takes what is in force at its next tick. Watches no files and annou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from hisparsed.control.clock_jump import ClockJump
 from hisparsed.control.file_watch import fingerprint
 from hisparsed.control.override_file import OverrideFile
 from hisparsed.errors import UserError
-from hisparsed.policy.bounds import hot_unit, problems
+from hisparsed.policy.bounds import (
+    highest_multiplier,
+    hot_unit,
+    lease_blocks,
+    min_lease_blocks,
+    problems,
+    start_multiplier,
+)
 from hisparsed.policy.document import ConfigError, Loaded, Problem, load_document, parse_document
 from hisparsed.policy.effective import CheckedPolicy, Effective, check_policy, load_policy
 from hisparsed.policy.override import Override
@@ -83,14 +91,22 @@ class Advance:
     began: tuple[str, ...] = ()
     """Schedule entries by name."""
     ended: tuple[str, ...] = ()
+    clock_set_s: float = 0.0
+    """By how much somebody set the machine's clock."""
 
 
 class PolicySource:
-    """``wall_clock`` is Unix seconds. Raises ``ConfigError`` when the first policy is bad."""
+    """``clock`` is monotonic seconds, ``wall_clock`` Unix seconds.
 
-    def __init__(self, path: Path, *, wall_clock: Callable[[], float]) -> None:
+    Raises ``ConfigError`` when the first policy is bad.
+    """
+
+    def __init__(
+        self, path: Path, *, clock: Callable[[], float], wall_clock: Callable[[], float]
+    ) -> None:
         self._path = path
         self._wall_clock = wall_clock
+        self._jump = ClockJump(clock, wall_clock)
         self._geometry: Geometry | None = None
         self._file: OverrideFile | None = None
         self._pressure = Pressure.LOW
@@ -98,6 +114,7 @@ class PolicySource:
         self._checked = load_policy(path)
         self._active = self._activate(self._checked.loaded, generation=1)
         self._in_force = self._now()
+        self._told = self._active_names()
         self.reload_failures = 0
         self.rejection: Rejection | None = None
         """``None`` when the latest reload was not rejected."""
@@ -129,10 +146,17 @@ class PolicySource:
     def path(self) -> Path:
         return self._path
 
-    @property
-    def highest_multiplier(self) -> float:
-        """``hot.max``, or more where a schedule may ask for more."""
-        return max(policy.hot.max for policy in self._checked.variants.values())
+    def highest_multiplier(self, decode_query_len: int) -> float:
+        """``hot.max`` in top-k, or more where a schedule may ask for more.
+
+        ``decode_query_len``: decode rows of a request in one step, drafts and one more.
+        """
+        variants = self._checked.variants.values()
+        return max(highest_multiplier(policy, decode_query_len) for policy in variants)
+
+    def start_multiplier(self, decode_query_len: int) -> float:
+        """``hot.start`` in top-k, within the policy's range; a schedule does not count here."""
+        return start_multiplier(self.active.value, decode_query_len)
 
     def changed_on_disk(self) -> bool:
         """Whether the file holds something else than at the latest reload, good or bad."""
@@ -143,10 +167,24 @@ class PolicySource:
         if self._geometry is None:
             return ()
         most = self._geometry.max_lease_blocks * hot_unit(self._geometry)
-        wanted = self.highest_multiplier
+        if not self._geometry.hot_live:
+            return self._pending_start(self._geometry, most)
+        variants = self._checked.variants.values()
+        # ``auto`` asks for nothing that the engine does not have.
+        asked = [one.hot.max for one in variants if not isinstance(one.hot.max, str)]
+        wanted = max(asked, default=0.0)
         if wanted <= most + _ROUNDING:
             return ()
         return (PendingRestart("hot.max", f"{most:g}", f"{wanted:g}"),)
+
+    def _pending_start(self, geometry: Geometry, running: float) -> tuple[PendingRestart, ...]:
+        """Where every lease has the size that the engine started with, ``running`` top-k."""
+        start = self.start_multiplier(geometry.decode_query_len)
+        blocks = max(min_lease_blocks(geometry), lease_blocks(geometry, start))
+        if blocks == geometry.max_lease_blocks:
+            return ()
+        wanted = blocks * hot_unit(geometry)
+        return (PendingRestart("hot.start", f"{running:g}", f"{wanted:g}"),)
 
     def bind(self, geometry: Geometry) -> tuple[Dropped, ...]:
         """Tell the node's sizes; from now on a policy must be possible on this node.
@@ -169,7 +207,9 @@ class PolicySource:
         """
         self._file = file
         now_s = self._wall_clock()
-        kept = [one for one in file.load() if not one.expired(now_s)]
+        # A clock that was set back while the daemon was down must not make them last longer.
+        found = [one.moved(min(0.0, now_s - one.set_unix_s)) for one in file.load()]
+        kept = [one for one in found if not one.expired(now_s)]
         return self._put(self._checked.loaded, kept)
 
     def reload(self, *, actor: str = "daemon") -> Reload:
@@ -209,7 +249,18 @@ class PolicySource:
         return self._put(self._checked.loaded, others, rise=True)
 
     def advance(self, snapshot: Snapshot | None = None) -> Advance:
-        """Let overrides expire and schedules begin and end; called once a tick."""
+        """Let overrides expire and schedules begin and end; called once a tick.
+
+        What was set for a time lasts as long as was asked for, whatever becomes of the clock;
+        schedules go by the clock.
+        """
+        jump_s = self._jump.since_last_s()
+        if jump_s:
+            moved = tuple(one.moved(jump_s) for one in self.overrides)
+            self._checked = replace(self._checked, overrides=moved)
+            self._keep()
+        elif self.not_kept is not None:
+            self._keep()
         now_s = self._wall_clock()
         expired = tuple(one for one in self.overrides if one.expired(now_s))
         dropped: tuple[Dropped, ...] = ()
@@ -218,16 +269,16 @@ class PolicySource:
             dropped = self._put(self._checked.loaded, left, rise=True)
         if snapshot is not None:
             self._pressure = pressure_now(self._active.value, snapshot, self._pressure)
-        before, after = self._in_force.active, self._checked.active(now_s, self._pressure)
-        if before == after:
-            return Advance(expired, dropped)
-        self._in_force = self._now()
-        names = [entry.name for entry in self._active.value.schedules]
+        if jump_s or self._in_force.active != self._checked.active(now_s, self._pressure):
+            self._in_force = self._now()
+        # By name, since a value that is set or a reload may have put them in force before.
+        before, self._told = self._told, self._active_names()
         return Advance(
             expired,
             dropped,
-            tuple(names[index] for index in after if index not in before),
-            tuple(names[index] for index in before if index not in after),
+            tuple(name for name in self._told if name not in before),
+            tuple(name for name in before if name not in self._told),
+            jump_s,
         )
 
     def judge(self, text: str) -> tuple[Policy | None, tuple[Problem, ...]]:
@@ -279,8 +330,15 @@ class PolicySource:
             self._active.loaded_unix_s,
         )
         self._in_force = self._now()
+        self._keep()
+
+    def _keep(self) -> None:
         if self._file is not None:
             self._file.save(self.overrides)
+
+    def _active_names(self) -> tuple[str, ...]:
+        schedules = self._active.value.schedules
+        return tuple(schedules[index].name for index in self._in_force.active)
 
     def _now(self) -> Effective:
         return self._checked.effective(self._wall_clock(), self._pressure)

@@ -1,13 +1,14 @@
 """The control socket: one daemon a path, mode 0660, served by uvicorn in the running loop.
 
 Binds and removes the file itself, so that a second daemon never takes over a live one's
-socket. What is served on it is in ``api``.
+socket, and makes it anew where somebody has removed it. What is served on it is in ``api``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import socket
 import stat
@@ -18,25 +19,56 @@ from typing import Any
 
 import uvicorn
 
+from hisparsed.control.api_errors import error_body
+from hisparsed.control.bounded_http import bounded
+from hisparsed.control.http_limits import Connections, HttpLimits
 from hisparsed.control.peer import PeerGuard, PeerProtocol
+from hisparsed.control.records import EventKind
 from hisparsed.errors import UserError
 
 MODE = 0o660
 _LONGEST_PATH_BYTES = 107
 _PROBE_S = 1.0
 _STOP_S = 5
+_LOOK_EVERY_S = 1.0
+
+LIMITS = HttpLimits(connections=256, body_s=10.0)
+"""Operators are few, and their longest body is a policy document."""
+
+log = logging.getLogger("hisparsed.control")
+
+Tell = Callable[[EventKind, str], None]
+
+
+def _log(_: EventKind, sentence: str) -> None:
+    log.warning("The control socket: %s", sentence)
 
 
 class ControlServer:
     """``start`` binds and serves, ``stop`` ends the streams and removes the socket.
 
     ``end_streams`` is called before stopping, since open event streams would hold it up.
+    ``tell`` hears when the socket's file is gone and when it is there again.
     """
 
-    def __init__(self, application: Any, path: Path, *, end_streams: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        application: Any,
+        path: Path,
+        *,
+        end_streams: Callable[[], None],
+        tell: Tell = _log,
+        limits: HttpLimits = LIMITS,
+        look_every_s: float = _LOOK_EVERY_S,
+    ) -> None:
         self._application = application
         self._path = path
         self._end_streams = end_streams
+        self._tell = tell
+        self._look_every_s = look_every_s
+        self.connections = Connections(limits)
+        self._looking: asyncio.Task[None] | None = None
+        self._lost = False
         self._lock_file: int | None = None
         self._identity: tuple[int, int] | None = None
         self._server: QuietServer | None = None
@@ -50,10 +82,14 @@ class ControlServer:
         listener = self._bind()
         config = uvicorn.Config(
             PeerGuard(self._application),
-            http=PeerProtocol,
+            http=bounded(self.connections, error_body, PeerProtocol),
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
+            # A header must not say who connects.
+            proxy_headers=False,
+            server_header=False,
             timeout_graceful_shutdown=_STOP_S,
         )
         self._server = QuietServer(config)
@@ -64,14 +100,43 @@ class ControlServer:
         if self._serving.done():
             self._release()
             await self._serving
+        self._looking = asyncio.create_task(self._look(self._server))
 
     async def stop(self) -> None:
         """Answer what is asked already, then remove the socket if it is still this one."""
+        if self._looking is not None:
+            self._looking.cancel()
         self._end_streams()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving
         self._release()
+
+    async def _look(self, server: QuietServer) -> None:
+        """Make the socket anew whenever its file is gone. Open connections are left alone."""
+        while True:
+            await asyncio.sleep(self._look_every_s)
+            if self._is_there():
+                continue
+            try:
+                listener = self._bind()
+            except UserError as error:
+                if not self._lost:
+                    self._lost = True
+                    sentence = f"The control socket was removed, and cannot be made anew: {error}"
+                    self._tell(EventKind.CONTROL_SOCKET_LOST, sentence)
+                continue
+            await server.listen_on(listener)
+            self._lost = False
+            sentence = f"The control socket {self._path} had been removed; it is there again."
+            self._tell(EventKind.CONTROL_SOCKET_BACK, sentence)
+
+    def _is_there(self) -> bool:
+        try:
+            found = self._path.lstat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
 
     def _bind(self) -> socket.socket:
         path = self._path
@@ -94,22 +159,33 @@ class ControlServer:
             self._identity = (found.st_dev, found.st_ino)
         except OSError as error:
             listener.close()
-            self._release()
+            self._unless_serving()
             raise UserError(
                 f"control_socket: {path} cannot be made: {error.strerror or error}; use a folder "
                 "that this user may write"
             ) from error
         except UserError:
             listener.close()
-            self._release()
+            self._unless_serving()
             raise
         return listener
 
+    def _unless_serving(self) -> None:
+        """A start that failed leaves nothing; a server that has lost its file goes on."""
+        if self._server is None:
+            self._release()
+
     def _lock(self) -> None:
         lock_path = self._path.with_name(self._path.name + ".lock")
-        self._lock_file = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+        lock_file = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+        if self._lock_file is not None:
+            if os.path.sameopenfile(lock_file, self._lock_file):
+                os.close(lock_file)
+                return
+            os.close(self._lock_file)  # its file was removed too
+        self._lock_file = lock_file
         try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _taken(self._path) from None
 
@@ -137,6 +213,22 @@ class QuietServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
+
+    async def listen_on(self, listener: socket.socket) -> None:
+        """Take new connections from ``listener`` and no longer from the sockets before it."""
+        loop = asyncio.get_running_loop()
+        before, self.servers = self.servers, []
+        for server in before:
+            server.close()
+
+        def protocol() -> asyncio.Protocol:
+            make: Any = self.config.http_protocol_class
+            made: asyncio.Protocol = make(
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        self.servers.append(await loop.create_server(protocol, sock=listener))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -5,19 +5,56 @@ One mode for all of them: the group of the operators may read. The journal is no
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 STATE_FILE_MODE = 0o640
+EVIDENCE_FOLDER_MODE = 0o750
 
 
 def write_state_file(path: Path, data: bytes) -> None:
     """Replace ``path`` whole. Raises ``OSError``; ``path`` is as it was then."""
     new = path.with_name(f"{path.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, STATE_FILE_MODE)
-    with open(descriptor, "wb") as file:  # noqa: PTH123 (a path cannot carry the mode)
-        os.fchmod(descriptor, STATE_FILE_MODE)  # the umask may have taken a bit away
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
-    new.replace(path)
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, STATE_FILE_MODE)
+        with open(descriptor, "wb") as file:  # noqa: PTH123 (a path cannot carry the mode)
+            os.fchmod(descriptor, STATE_FILE_MODE)  # the umask may have taken a bit away
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        new.replace(path)
+    except OSError:
+        # What was begun takes room that a full disk has not.
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+
+
+def save_evidence_file(
+    folder: Path, prefix: str, at_unix_s: float, document: Mapping[str, Any], *, most: int
+) -> Path:
+    """Write one of at most ``most`` files, whole or not at all; the oldest go.
+
+    Names have the time, and only rise: after a clock was set back, the newest would otherwise be
+    taken for the oldest. Raises ``OSError``.
+    """
+    folder.mkdir(mode=EVIDENCE_FOLDER_MODE, exist_ok=True)
+    before = sorted(folder.glob(f"{prefix}-*.json"))
+    milliseconds = int(at_unix_s * 1000)
+    if before:
+        milliseconds = max(milliseconds, _number(before[-1]) + 1)
+    path = folder / f"{prefix}-{milliseconds:015d}.json"
+    write_state_file(path, json.dumps(document, indent=1).encode())
+    for old in before[: max(0, len(before) + 1 - most)]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def _number(path: Path) -> int:
+    """0 where somebody else named the file."""
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isascii() and digits.isdecimal() else 0

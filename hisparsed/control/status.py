@@ -11,6 +11,9 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict, Field
 
 from hisparsed.control.records import EventView
+from hisparsed.control.status_doctor import DoctorStatus
+from hisparsed.control.status_engine import EngineLifeStatus
+from hisparsed.control.status_gpus import GpusStatus
 from hisparsed.engine.messages import MissCurvePoint, Residency
 from hisparsed.policy.override import Override
 from hisparsed.policy.reasons import Lever, Reason
@@ -24,6 +27,8 @@ class Lifecycle(StrEnum):
 
     STARTING = "starting"
     SERVING = "serving"
+    RESTARTING = "restarting"
+    """The engine is being started anew; ``engine`` of the status document says more."""
     DRAINING = "draining"
     ENGINE_GONE = "engine-gone"
     STOPPED = "stopped"
@@ -118,20 +123,34 @@ class RequestsStatus(_Part):
     stalls_given_up_total: int = 0
 
 
+class SampledRowsStatus(_Part):
+    """vLLM's own counters of one GPU, which move once in 2,000 steps of its workers."""
+
+    hits_total: int
+    misses_total: int
+    h2d_bytes_total: int
+    age_s: float
+    """Since the last sample; nothing is known of this time."""
+
+
 class HotStatus(_Part):
+    """Totals are ``None`` where the node's workers count no rows at each step."""
+
     multiplier: float
     lease_blocks: int
     leased_requests: int
     leased_blocks: int
-    references_total: int
-    resident_total: int
-    hits_total: int
-    loads_total: int
-    h2d_bytes_total: int
+    references_total: int | None
+    resident_total: int | None
+    hits_total: int | None
+    loads_total: int | None
+    h2d_bytes_total: int | None
     miss_curve: list[MissCurvePoint]
     """Predicted misses by multiplier; empty where the node does not measure them."""
     individual_leases: int = 0
     """Running requests whose lease is not the multiplier's."""
+    sampled: SampledRowsStatus | None = None
+    """``None`` before vLLM's first sample, and where its workers take none."""
 
 
 class GpuStatus(_Part):
@@ -313,3 +332,11 @@ class Status(_Part):
     """That calls stand still though memory is free, with the figures; ``None`` when they move."""
     canary: CanaryStatus | None = None
     """``None`` until there is an engine to ask."""
+    doctor: DoctorStatus | None = None
+    """``None`` where nobody looks at the machine."""
+    engine: EngineLifeStatus | None = None
+    """The engine's life; ``None`` where nobody supervises it."""
+    gpus: GpusStatus | None = None
+    """As NVML tells; ``None`` on other than CUDA nodes, and before the first reading."""
+    not_kept: list[str] = []
+    """Small files of the state folder that cannot be written now, each with the reason."""

@@ -13,6 +13,7 @@ from hisparsed.control.status import (
     PoolsStatus,
     PoolStatus,
     RequestsStatus,
+    SampledRowsStatus,
     ServingStatus,
     SessionsStatus,
     WatermarkStatus,
@@ -38,6 +39,7 @@ def observed_status(
     failed_reports: int,
 ) -> Observed:
     admission, requests, hot = snapshot.admission, report.requests, report.hot
+    counted, sampled = hot.counted, serving.sampled_rows
     return Observed(
         engine=EngineStatus(
             report_age_s=snapshot.report_age_s,
@@ -72,13 +74,21 @@ def observed_status(
             lease_blocks=hot.lease_blocks,
             leased_requests=hot.leased_requests,
             leased_blocks=hot.leased_blocks,
-            references_total=hot.references,
-            resident_total=hot.resident,
-            hits_total=hot.hits,
-            loads_total=hot.loads,
-            h2d_bytes_total=hot.h2d_bytes,
+            references_total=hot.references if counted else None,
+            resident_total=hot.resident if counted else None,
+            hits_total=hot.hits if counted else None,
+            loads_total=hot.loads if counted else None,
+            h2d_bytes_total=hot.h2d_bytes if counted else None,
             miss_curve=hot.miss_curve,
             individual_leases=hot.individual_leases,
+            sampled=SampledRowsStatus(
+                hits_total=sampled.hits,
+                misses_total=sampled.misses,
+                h2d_bytes_total=sampled.h2d_bytes,
+                age_s=sampled.age_s,
+            )
+            if sampled is not None
+            else None,
         ),
         gpu=GpuStatus(
             total_blocks=snapshot.gpu.total_blocks,

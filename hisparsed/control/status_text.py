@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from hisparsed.control.engine_text import engine_lines
 from hisparsed.control.status import (
     HotStatus,
     LeverStatus,
@@ -17,6 +18,8 @@ from hisparsed.control.status import (
     RequestsStatus,
     Status,
 )
+from hisparsed.control.status_doctor import DoctorStatus
+from hisparsed.control.status_gpus import GpusStatus
 from hisparsed.policy.schedules import Scalar
 from hisparsed.policy.units import format_bytes, format_duration, format_fraction
 
@@ -56,10 +59,18 @@ def _lines(status: Status) -> Iterator[str]:
         yield "engine     has not reported yet"
     else:
         yield from _observed(status.observed, status)
+    if status.gpus is not None:
+        yield f"gpus       {_gpus(status.gpus)}"
     yield from _policy(status.policy, status.levers)
     if status.canary is not None:
         yield f"canary     {status.canary.state}: {status.canary.sentence}"
+    if status.engine is not None:
+        yield from engine_lines(status.engine)
+    if status.doctor is not None:
+        yield from _doctor(status.doctor, status.at_unix_s)
     yield f"journal    {_journal(status)}"
+    for why in status.not_kept:
+        yield f"NOT KEPT   {why}"
     if status.last_sentence is not None and status.last_sentence_unix_s is not None:
         yield f"last       {clock_text(status.last_sentence_unix_s)} {status.last_sentence}"
     for event in status.events[:1]:
@@ -171,14 +182,47 @@ def _cells(share: float, cells: int) -> int:
 
 
 def _hot(hot: HotStatus) -> str:
-    host_rows = hot.references_total - hot.resident_total
-    hits = f", {format_fraction(round(hot.hits_total / host_rows, 3))} hits" if host_rows else ""
     own = f", {hot.individual_leases} requests by their own misses" if hot.individual_leases else ""
     return (
         f"{hot.multiplier:g}x for the next lease ({hot.lease_blocks} blocks a group), "
-        f"{hot.leased_requests} requests lease {hot.leased_blocks} blocks{hits}, "
-        f"{format_bytes(hot.h2d_bytes_total)} loaded{own}"
+        f"{hot.leased_requests} requests lease {hot.leased_blocks} blocks{_rows(hot)}{own}"
     )
+
+
+def _rows(hot: HotStatus) -> str:
+    """Hits and bytes so far; vLLM's own counters with their age where the node counts none."""
+    hits, loads, loaded = hot.hits_total, hot.loads_total, hot.h2d_bytes_total
+    age = ""
+    if hits is None and hot.sampled is not None:
+        sampled = hot.sampled
+        hits, loads, loaded = sampled.hits_total, sampled.misses_total, sampled.h2d_bytes_total
+        age = f" as of {sampled.age_s:.0f}s ago"
+    if hits is None or loads is None or loaded is None:
+        return ""
+    rows = hits + loads
+    share = f", {format_fraction(round(hits / rows, 3))} hits" if rows else ""
+    return f"{share}, {format_bytes(loaded)} loaded{age}"
+
+
+def _gpus(gpus: GpusStatus) -> str:
+    """One line for all: the fullest, the sum over PCIe, and who is slow or lost."""
+    used = [card for card in gpus.cards if card.memory_used_bytes is not None]
+    parts = [f"{len(gpus.cards)} as of {gpus.age_s:.0f}s ago"]
+    if used:
+        fullest = max(used, key=lambda card: card.memory_used_bytes or 0)
+        parts.append(
+            f"fullest {fullest.index} with {format_bytes(fullest.memory_used_bytes or 0)} of "
+            f"{format_bytes(fullest.memory_total_bytes or 0)}"
+        )
+    read = sum(card.pcie_rx_bytes_per_s or 0.0 for card in gpus.cards)
+    parts.append(f"{format_bytes(int(read))}/s read over PCIe")
+    parts += [
+        f"{card.index} slowed by {', '.join(card.slowed_by)}"
+        for card in gpus.cards
+        if card.slowed_by
+    ]
+    parts += [f"{card.index} LOST" for card in gpus.cards if card.lost]
+    return ", ".join(parts)
 
 
 def _policy(policy: PolicyStatus, levers: list[LeverStatus]) -> Iterator[str]:
@@ -217,6 +261,19 @@ def value_text(value: Scalar) -> str:
 def setting_text(value: float | str) -> str:
     """A lever's value as a person writes it."""
     return value if isinstance(value, str) else f"{value:g}"
+
+
+def _doctor(doctor: DoctorStatus, now_s: float) -> Iterator[str]:
+    ago = format_duration(max(0, round(now_s - doctor.at_unix_s)))
+    yield (
+        f"doctor     {doctor.fatal} fatal, {doctor.warnings} warnings of {doctor.checks} checks, "
+        f"{ago} ago"
+    )
+    if doctor.error is not None:
+        yield f"  TROUBLE  {doctor.error}"
+    for one in doctor.findings:
+        fix = f"; what helps: {one.fix}" if one.fix else ""
+        yield f"  {one.severity.upper():8} {one.check}: {one.what}{fix}"
 
 
 def _journal(status: Status) -> str:

@@ -55,7 +55,9 @@ class TargetFile:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
         self._saved: _Document | None = None
-        self._failing = False
+        self._owed: _Document | None = None
+        self.error: str | None = None
+        """Why the latest ``save`` or ``retry`` failed; ``None`` when it did not."""
 
     def load(self, policy_hash: str, geometry: Geometry) -> Targets | None:
         """What was kept for this policy on this node; ``None`` where nothing was."""
@@ -88,21 +90,34 @@ class TargetFile:
     def save(self, policy_hash: str, geometry: Geometry, targets: Targets) -> None:
         """Replace the file, so that a crash leaves the old or the new one."""
         document = _Document(policy_hash=policy_hash, geometry=geometry, targets=targets)
-        if document == self._saved:
-            return
+        if document != self._saved:
+            self._write(document)
+
+    @property
+    def owed(self) -> bool:
+        """Whether the latest targets are in no file yet."""
+        return self._owed is not None
+
+    def retry(self) -> None:
+        """Write what could not be written before."""
+        if self._owed is not None:
+            self._write(self._owed)
+
+    def _write(self, document: _Document) -> None:
         try:
             write_state_file(self.path, document.model_dump_json(indent=2).encode())
         except OSError as error:
-            if not self._failing:
+            if self.error is None:
                 log.warning(
-                    "%s cannot be written: %s; a restart begins with the policy's start.",
+                    "%s cannot be written: %s; a restart begins with the targets before, or with "
+                    "the policy's start.",
                     self.path,
                     error.strerror or error,
                 )
-            self._failing = True
+            self.error = f"{self.path} cannot be written: {error.strerror or error}"
+            self._owed = document
             return
-        self._failing = False
-        self._saved = document
+        self._saved, self._owed, self.error = document, None, None
 
 
 def restored(commands: Commands, targets: Targets, policy: Policy, geometry: Geometry) -> Commands:

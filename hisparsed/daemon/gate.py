@@ -1,25 +1,25 @@
 """The gate in front of the OpenAI API: drain, session limits, and the common metrics page.
 
-An ASGI middleware. It reads the whole body of a generating call before anything else sees it,
-tells the session by the ``x-hisparsed-session`` header or else by what the prompt begins
-with, and changes nothing. Counts open requests, so a drain knows when it is done.
+An ASGI middleware. It reads every body whole, within bounds, before anything else sees it, and
+tells the session of a generating call by the ``x-hisparsed-session`` header or else by what the
+prompt begins with. It changes nothing. Counts open requests, so a drain knows when it is done.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 from hisparsed.daemon.prompt_prefix import prompt_marks
+from hisparsed.daemon.prompt_size import least_tokens
+from hisparsed.daemon.refusal import Message, Refusal, Send, answer, refuse
 from hisparsed.daemon.session_door import Entry, SessionDoor
+from hisparsed.engine.context_limit import ContextLimit
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SESSION_HEADER = b"x-hisparsed-session"
@@ -36,7 +36,7 @@ _GENERATING = (
     # Where SageMaker sends any of the calls above.
     "/invocations",
 )
-_DRAIN_RETRY_S = 5
+STOPPING = Refusal(503, "node_draining", "this node is stopping; retry elsewhere", 5.0)
 
 
 @dataclass
@@ -46,27 +46,51 @@ class GateCounters:
     refused_draining: int = 0
     refused_session: int = 0
     refused_size: int = 0
+    refused_engine: int = 0
+    """There was no engine, or it was about to be restarted."""
 
 
 class Gate:
     """Wraps the OpenAI application; ``door`` says which calls may start."""
 
-    def __init__(self, app: App, *, door: SessionDoor, metrics_page: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        door: SessionDoor,
+        metrics_page: Callable[[], bytes],
+        context: ContextLimit | None = None,
+    ) -> None:
         self._app = app
+        self._context = context if context is not None else ContextLimit()
         self._metrics_page = metrics_page
         self.door = door
         self.counters = GateCounters()
         self.open_requests = 0
-        self._draining = False
-
-    @property
-    def draining(self) -> bool:
-        return self._draining
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed: Callable[[], Refusal] | None = None
 
     def drain(self) -> None:
+        """The node stops: calls are refused from now on, as with ``close``."""
+        self.close(lambda: STOPPING)
+
+    def close(self, refusal: Callable[[], Refusal]) -> None:
         """From now on calls are refused; those that are open go on, those held back do not."""
-        self._draining = True
+        self._closed = refusal
         self.door.close()
+
+    def open(self) -> None:
+        """Calls are taken again."""
+        self._closed = None
+
+    async def all_ended(self, within_s: float) -> bool:
+        """Whether no call is open, at once or within so many seconds."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), within_s)
+        except TimeoutError:
+            return not self.open_requests
+        return True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,28 +98,41 @@ class Gate:
             return
         path = scope["path"]
         if path == "/metrics":
-            await _answer(send, 200, self._metrics_page(), b"text/plain; version=0.0.4")
+            await answer(send, 200, self._metrics_page(), b"text/plain; version=0.0.4")
             return
-        if not path.startswith(_GENERATING) or scope["method"] != "POST":
-            await self._app(scope, receive, send)
+        generates = path.startswith(_GENERATING) and scope["method"] == "POST"
+        if generates and self._closed is not None:
+            await self._refuse_all(send)
             return
-        if self._draining:
-            await self._refuse_draining(send)
-            return
-        body = await self._body(receive, send)
+        body = await self._body(scope, receive, send)
         if body is None:
+            return
+        if not generates:
+            await self._app(scope, _replay(body, receive), send)
+            return
+        if self._closed is not None:
+            await self._refuse_all(send)
             return
         # From here on it is a call: a client that never sends all of it holds up no drain.
         self.open_requests += 1
+        self._idle.clear()
         try:
             await self._call(scope, body, receive, send)
         finally:
             self.open_requests -= 1
+            if not self.open_requests:
+                self._idle.set()
 
-    async def _body(self, receive: Receive, send: Send) -> bytes | None:
-        """All of it, or ``None`` when the client went away or was refused."""
+    async def _body(self, scope: Scope, receive: Receive, send: Send) -> bytes | None:
+        """All of it, or ``None`` when the client went away or was refused.
+
+        For every path, since vLLM's application takes bodies of any size.
+        """
         parts: list[bytes] = []
         size = 0
+        if _announced_bytes(scope) > MAX_BODY_BYTES:
+            await self._refuse_size(send)
+            return None
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -103,15 +140,29 @@ class Gate:
             part: bytes = message.get("body", b"")
             size += len(part)
             if size > MAX_BODY_BYTES:
-                self.counters.refused_size += 1
-                text = f"the body is larger than {MAX_BODY_BYTES >> 20} MiB; send a shorter prompt"
-                await _refuse(send, 413, "request_too_large", text)
+                await self._refuse_size(send)
                 return None
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
 
+    async def _refuse_size(self, send: Send) -> None:
+        self.counters.refused_size += 1
+        text = f"the body is larger than {MAX_BODY_BYTES >> 20} MiB; send a shorter prompt"
+        await refuse(send, Refusal(413, "request_too_large", text))
+
+    def _too_long(self, body: bytes) -> str | None:
+        limit = self._context
+        # A token is a character at least, or a number and a comma: most bodies need no look.
+        if limit.max_tokens is None or len(body) < limit.max_tokens:
+            return None
+        return limit.refuses(least_tokens(body, chars_per_token=limit.chars_per_token))
+
     async def _call(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        too_long = self._too_long(body)
+        if too_long is not None:
+            await refuse(send, Refusal(400, "BadRequestError", too_long))
+            return
         header = dict(scope["headers"]).get(SESSION_HEADER)
         marks = (b"header:" + header,) if header else prompt_marks(body)
         call_id, entry = self.door.enter(marks)
@@ -122,28 +173,40 @@ class Gate:
             if not entry.done():
                 return
             if entry.result() is Entry.ADMITTED:
-                await self._app(scope, _replay(body, hang_up, receive), send)
+                await self._app(scope, _replay(body, receive, hang_up), send)
             elif entry.result() is Entry.CLOSED:
-                await self._refuse_draining(send)
+                await self._refuse_all(send)
             else:
                 await self._refuse_session(send)
         finally:
             hang_up.cancel()
             self.door.leave(call_id, marks)
 
-    async def _refuse_draining(self, send: Send) -> None:
-        self.counters.refused_draining += 1
-        text = "this node is stopping; retry elsewhere"
-        await _refuse(send, 503, "node_draining", text, _DRAIN_RETRY_S)
+    async def _refuse_all(self, send: Send) -> None:
+        closed = self._closed() if self._closed is not None else STOPPING
+        if closed.kind == STOPPING.kind:
+            self.counters.refused_draining += 1
+        else:
+            self.counters.refused_engine += 1
+        await refuse(send, closed)
 
     async def _refuse_session(self, send: Send) -> None:
         self.counters.refused_session += 1
         text = "no new sessions while earlier calls wait; retry after the time given"
-        await _refuse(send, 429, "node_oversubscribed", text, self.door.limit.retry_after_s)
+        retry_after_s = self.door.limit.retry_after_s
+        await refuse(send, Refusal(429, "node_oversubscribed", text, retry_after_s))
 
 
-def _replay(body: bytes, hang_up: asyncio.Future[Message], receive: Receive) -> Receive:
-    """The body once, then what comes after it."""
+def _announced_bytes(scope: Scope) -> int:
+    """What the headers say of the body; 0 where they do not, as in chunks."""
+    length = dict(scope["headers"]).get(b"content-length", b"")
+    return int(length) if length.isdigit() else 0
+
+
+def _replay(
+    body: bytes, receive: Receive, hang_up: asyncio.Future[Message] | None = None
+) -> Receive:
+    """The body once, then what comes after it: first of all what ``hang_up`` waits for."""
     calls = 0
 
     async def replay() -> Message:
@@ -151,34 +214,6 @@ def _replay(body: bytes, hang_up: asyncio.Future[Message], receive: Receive) -> 
         calls += 1
         if calls == 1:
             return {"type": "http.request", "body": body, "more_body": False}
-        return await hang_up if calls == 2 else await receive()
+        return await (hang_up if calls == 2 and hang_up is not None else receive())
 
     return replay
-
-
-async def _refuse(
-    send: Send, status: int, kind: str, message: str, retry_after_s: float | None = None
-) -> None:
-    body = json.dumps({"error": {"message": message, "type": kind, "code": status}}).encode()
-    headers: list[tuple[bytes, bytes]] = []
-    if retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
-    await _answer(send, status, body, b"application/json", headers)
-
-
-async def _answer(
-    send: Send,
-    status: int,
-    body: bytes,
-    content_type: bytes,
-    headers: Sequence[tuple[bytes, bytes]] = (),
-) -> None:
-    length = (b"content-length", str(len(body)).encode())
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [(b"content-type", content_type), length, *headers],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})

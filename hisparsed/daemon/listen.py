@@ -10,8 +10,11 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from hisparsed.errors import UserError
 
@@ -29,10 +32,33 @@ def bind_tcp(host: str, port: int, *, key: str) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UserError(
-                f"{key}: {host}:{port} is taken by another program; stop it or set another port"
+                f"{key}: {host}:{port} is taken by {_holder(port)}; stop it or set another port"
             ) from error
         raise UserError(f"{key}: {host}:{port} cannot be used: {error.strerror}") from error
     return listener
+
+
+def _holder(port: int) -> str:
+    """Who listens on ``port``, as far as this user may know."""
+    try:
+        connections = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):
+        connections = []
+    pids = {
+        one.pid
+        for one in connections
+        if one.status == psutil.CONN_LISTEN
+        and one.laddr
+        and one.laddr.port == port
+        and one.pid is not None
+    }
+    for pid in sorted(pids):
+        try:
+            process = psutil.Process(pid)
+            return f"process {pid} ({process.name()}, user {process.username()})"
+        except psutil.Error:
+            continue
+    return f"a program of another user (`ss -ltnp 'sport = {port}'` as root names it)"
 
 
 def make_state_dir(path: Path) -> None:
@@ -41,11 +67,20 @@ def make_state_dir(path: Path) -> None:
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "no permission to write", str(path))
+        _close_to_others(path)
     except OSError as error:
         raise UserError(
             f"state_dir: {path} cannot be used: {error.strerror}; create it for this user or "
             "set another folder"
         ) from error
+
+
+def _close_to_others(folder: Path) -> None:
+    """What a daemon with another umask left there is not for everybody either."""
+    for path in (folder, *(one for one in folder.iterdir() if not one.is_symlink())):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o007 and path.stat().st_uid == os.geteuid():
+            path.chmod(mode & ~0o007)
 
 
 @contextlib.contextmanager

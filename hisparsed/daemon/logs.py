@@ -1,61 +1,57 @@
-"""The daemon's own log on standard error: text for people, JSON for journald and collectors.
+"""The node's log on standard error: text for people, JSON for journald and collectors.
 
-Only ``hisparsed.*`` loggers; vLLM configures its own. What either says can also be watched.
+One form for the daemon's lines, vLLM's and the engine's; each process writes its own. What they
+say can also be watched.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
-
-import structlog
+from logging.config import dictConfig
+from pathlib import Path
 
 from hisparsed.config.node import LogConfig
 from hisparsed.control.log_ring import LogRing, RingHandler
 from hisparsed.engine.log_forward import EngineLogReceiver
+from hisparsed.engine.log_setup import (
+    CONFIG_ENV,
+    FORMAT_ENV,
+    logging_document,
+    process_handler,
+    write_logging_document,
+)
 
 
 def configure_logging(config: LogConfig, *, terminal: bool) -> None:
-    """Install one handler for ``hisparsed``; safe to call again. ``terminal`` decides ``auto``."""
+    """Set this process's logging up, and that of the engine's. ``terminal`` decides ``auto``."""
     text = config.format == "text" or (config.format == "auto" and terminal)
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=terminal)
-        if text
-        else structlog.processors.JSONRenderer()
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[
-                structlog.stdlib.add_log_level,
-                structlog.stdlib.add_logger_name,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-            ],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
-    )
-    logger = logging.getLogger("hisparsed")
-    logger.handlers = [handler]
-    logger.setLevel(config.level.upper())
-    logger.propagate = False
+    os.environ[FORMAT_ENV] = "text" if text else "json"
+    logging.captureWarnings(True)
+    dictConfig(logging_document(config.level.upper()))
 
 
 @contextmanager
 def watched_logs(ring: LogRing) -> Iterator[None]:
-    """While in it, what daemon and engine log also goes into ``ring``."""
+    """While in it, what daemon and engine log also goes into ``ring``.
+
+    vLLM is imported, and its processes are started, in it: they find their logging set up.
+    """
     handler = RingHandler(ring)
-    loggers = [logging.getLogger(name) for name in ("hisparsed", "vllm")]
+    others = process_handler().others
     engine = EngineLogReceiver(partial(ring.add, "engine"))
     engine.start()
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
-        engine.close()
+    level = logging.getLevelName(logging.getLogger("hisparsed").level)
+    with tempfile.TemporaryDirectory(prefix="hisparsed-logging-") as folder:
+        os.environ[CONFIG_ENV] = str(write_logging_document(Path(folder), level))
+        others.append(handler)
+        try:
+            yield
+        finally:
+            others.remove(handler)
+            os.environ.pop(CONFIG_ENV)
+            engine.close()

@@ -1,4 +1,4 @@
-"""One page of metrics: the engine's own, the daemon's, and what the gate refused."""
+"""One page of metrics: the engine's own, the daemon's, and what gate and listener refused."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from hisparsed.control.http_limits import Connections
 from hisparsed.daemon.gate import Gate
 from hisparsed.engine.context_limit import ContextLimit
 
@@ -34,6 +35,7 @@ class GateCollector(Collector):
             labels=("reason",),
         )
         refused.add_metric(("draining",), self._gate.counters.refused_draining)
+        refused.add_metric(("engine",), self._gate.counters.refused_engine)
         refused.add_metric(("session-limit",), self._gate.counters.refused_session)
         refused.add_metric(("body-size",), self._gate.counters.refused_size)
         refused.add_metric(("max-context",), self._context.refused)
@@ -48,6 +50,28 @@ class GateCollector(Collector):
             "Requests of new sessions that the gate ever held back.",
             self._gate.door.held_total,
         )
+
+
+class ConnectionCollector(Collector):
+    """Connections of the API's listener, and which of them were refused or cut."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def collect(self) -> Iterator[Any]:
+        yield GaugeMetricFamily(
+            "hisparsed_open_connections",
+            "Connections of clients of the API now, idle ones too.",
+            self._connections.open,
+        )
+        cut = CounterMetricFamily(
+            "hisparsed_cut_connections",
+            "Connections of clients that the API refused or ended.",
+            labels=("reason",),
+        )
+        for reason, count in self._connections.cut.items():
+            cut.add_metric((reason.value,), count)
+        yield cut
 
 
 def metrics_page(registry: CollectorRegistry) -> bytes:

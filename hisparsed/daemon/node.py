@@ -1,7 +1,7 @@
 """One node from start to stop: what is refused early, what runs, how it ends.
 
-Order matters and is written down once: lock, ports and policy before the engine; the engine
-before the servers; draining before stopping. The parts know nothing of each other.
+Order matters and is written down once: lock, ports and policy before anything heavy; control
+socket and servers before the engine, and until after it. Engines come and go in ``supervisor``.
 """
 
 from __future__ import annotations
@@ -13,68 +13,81 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import uvicorn
-
-from hisparsed.canary.asker import CanaryAsker
-from hisparsed.config.kind import DetectedKind
+from hisparsed.config.kind import DetectedKind, NodeKind
 from hisparsed.config.node import NodeConfig, read_api_keys
-from hisparsed.control.engine_port import EngineGone
+from hisparsed.control.doctor_watch import Doctor
 from hisparsed.control.file_watch import watch_files
+from hisparsed.control.http_limits import Connections
+from hisparsed.control.log_table import NODE_KIND
 from hisparsed.control.policy_source import PolicySource
-from hisparsed.control.records import EventKind
-from hisparsed.control.socket import ControlServer, QuietServer
-from hisparsed.control.status import Lifecycle
+from hisparsed.control.socket import ControlServer
+from hisparsed.daemon.edge import METRICS, connections_of, edge_server, guarded
+from hisparsed.daemon.engine_life import WORKER_STOP_ENV, EngineLife, Surroundings
+from hisparsed.daemon.engine_record import EngineRecord
+from hisparsed.daemon.engine_slot import EngineSlot
+from hisparsed.daemon.engine_values import EngineValues
 from hisparsed.daemon.gate import Gate
-from hisparsed.daemon.key_guard import KeyGuard
+from hisparsed.daemon.gpus import watched_gpus
 from hisparsed.daemon.listen import bind_tcp, make_state_dir, state_lock
 from hisparsed.daemon.logs import watched_logs
-from hisparsed.daemon.metrics_page import GateCollector, metrics_app, metrics_page
+from hisparsed.daemon.metrics_page import (
+    ConnectionCollector,
+    GateCollector,
+    metrics_app,
+    metrics_page,
+)
 from hisparsed.daemon.notify import ServiceManager
-from hisparsed.daemon.parts import ControlParts, build_control
-from hisparsed.daemon.patience import engine_stop_s, start_limit_s
+from hisparsed.daemon.parts import ControlParts, build_control, load_again
+from hisparsed.daemon.refusal import Refusal
 from hisparsed.daemon.runtime_folder import runtime_folder
-from hisparsed.daemon.session_door import Queue, SessionDoor, SessionLimit
-from hisparsed.daemon.standstill import EXIT_STALLED, RestartFile, Standstill
-from hisparsed.daemon.start import StoppedWhileStarting, start_beside_loop
+from hisparsed.daemon.session_door import Queue, SessionDoor
+from hisparsed.daemon.start import StoppedWhileStarting
+from hisparsed.daemon.supervision import Outcome
+from hisparsed.daemon.supervisor import Supervisor, SupervisorParts
 from hisparsed.engine.context_limit import ContextLimit
-from hisparsed.engine.names import SERVED_MODEL_NAME
-from hisparsed.policy.signals import Admission
-
-if TYPE_CHECKING:
-    from hisparsed.engine.handle import EngineHandle
+from hisparsed.errors import UserError
 
 log = logging.getLogger("hisparsed.daemon")
 
 EXIT_STOPPED = 0
 EXIT_ENGINE_GONE = 70
-_POLL_S = 0.1
 _SERVER_STOP_S = 5.0
 
 
 def run_node(
-    config: NodeConfig, detected: DetectedKind, *, document: Path, manager: ServiceManager
+    config: NodeConfig,
+    detected: DetectedKind,
+    *,
+    document: Path,
+    manager: ServiceManager,
+    doctor: Doctor,
 ) -> int:
     """Run one node until it is told to stop; returns the exit code.
 
     ``document`` is the file that ``config`` came from; it is watched for what needs a restart.
-    ``manager`` is told of every turn of the node's life.
+    ``manager`` is told of every turn of the node's life. ``doctor`` has looked at the machine.
     Raises ``UserError`` or ``ConfigError`` when the node cannot start; then nothing of it is
     left running.
     """
-    from hisparsed.engine.launch import require_startable
+    from hisparsed.engine.launch import asked_multiplier, require_startable
 
-    log.info("%s", detected.banner)
-    source = PolicySource(config.policy, wall_clock=time.time)
-    max_multiplier = source.highest_multiplier
-    require_startable(config, detected.kind, max_multiplier=max_multiplier)
+    log.info("%s", detected.banner, extra={"event_id": NODE_KIND})
+    source = PolicySource(config.policy, clock=time.monotonic, wall_clock=time.time)
+    values = EngineValues(config, asked_multiplier(config, detected.kind, source))
+    try:
+        require_startable(config, detected.kind, max_multiplier=values.max_multiplier)
+    except UserError:
+        # Values that were put aside are told of by the supervisor, which starts the last good ones.
+        record = EngineRecord(config.state_dir)
+        if not record.is_put_aside(values) or record.good(config) is None:
+            raise
     make_state_dir(config.state_dir)
     with contextlib.ExitStack() as held:
         held.enter_context(state_lock(config.state_dir))
-        held.enter_context(runtime_folder(config.state_dir))
+        folder = held.enter_context(runtime_folder(config.state_dir))
         api_socket = bind_tcp(config.api.host, config.api.port, key="api.port")
         held.callback(api_socket.close)
         metrics_socket = None
@@ -84,7 +97,17 @@ def run_node(
         try:
             with _signals_stop_the_start():
                 return asyncio.run(
-                    _serve(config, detected, source, api_socket, metrics_socket, document, manager)
+                    _serve(
+                        config,
+                        detected,
+                        source,
+                        api_socket,
+                        metrics_socket,
+                        document,
+                        manager,
+                        doctor,
+                        folder,
+                    )
                 )
         except StoppedWhileStarting:
             log.info("Stopped while starting.")
@@ -112,45 +135,28 @@ async def _serve(
     metrics_socket: socket.socket | None,
     document: Path,
     manager: ServiceManager,
+    doctor: Doctor,
+    folder: Path,
 ) -> int:
-    # Imported before the logs are watched: vLLM's import sets up its logger anew.
-    from hisparsed.engine.launch import launch_engine
-    from hisparsed.engine.openai_app import build_openai_app, preload
+    from hisparsed.engine.launch import served_model
 
-    model = config.model if detected.kind == "cuda" and config.model else SERVED_MODEL_NAME
-    parts = build_control(config, source, detected.kind, model, document)
+    model = served_model(config, detected.kind)
+    parts = build_control(config, source, detected.kind, model, document, doctor)
     control_server = ControlServer(
-        parts.api.application(), config.control_socket, end_streams=parts.broadcast.close
+        parts.api.application(),
+        config.control_socket,
+        end_streams=parts.broadcast.close,
+        tell=parts.announcer.event,
     )
     await control_server.start()
     parts.journal.start()
     watching = contextlib.ExitStack()
     watching.enter_context(watched_logs(parts.views.logs))
+    watching.enter_context(watched_gpus(detected.kind, parts.board))
     parts.board.watchers.append(lambda outcome: manager.feed(outcome.reported_at_s))
-    stop_s = engine_stop_s(config.host_budget)
-    # vLLM gives its workers five seconds, in which no large pool is unpinned.
-    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(int(stop_s)))
     try:
-        max_multiplier = source.highest_multiplier
-
-        def launch() -> EngineHandle:
-            started = launch_engine(config, max_multiplier=max_multiplier)
-            preload()
-            return started
-
-        async with manager.busy("Starting the engine", at_most_s=start_limit_s(config.host_budget)):
-            engine = await start_beside_loop(launch, lambda begun: begun.shutdown(stop_s))
-        parts.views.requests = engine.requests
-        try:
-            key_file = config.api.api_key_file
-            keys = read_api_keys(key_file) if key_file is not None else []
-            app = await build_openai_app(engine.llm, api_keys=keys)
-            node = RunningNode(config, engine, parts, manager)
-            return await node.run(app, keys, api_socket, metrics_socket)
-        finally:
-            manager.stopping("Stopping the engine", within_s=2 * stop_s)
-            async with manager.busy("Stopping the engine", at_most_s=2 * stop_s):
-                await asyncio.to_thread(engine.shutdown, stop_s)
+        node = RunningNode(config, detected.kind, parts, manager, document, folder)
+        return await node.run(api_socket, metrics_socket)
     finally:
         await control_server.stop()
         await asyncio.to_thread(parts.journal.close)
@@ -158,170 +164,121 @@ async def _serve(
 
 
 class RunningNode:
-    """Servers, loop and signals of a node whose engine serves."""
+    """Servers and signals of a node, and the supervisor of its engines; there from the start."""
 
     def __init__(
         self,
         config: NodeConfig,
-        engine: EngineHandle,
+        kind: NodeKind,
         parts: ControlParts,
         manager: ServiceManager,
+        document: Path,
+        folder: Path,
     ) -> None:
-        self._manager = manager
         self._config = config
-        self._engine = engine
+        self._kind = kind
         self._parts = parts
-        self._stop = asyncio.Event()
-        self._stop_now = asyncio.Event()
-        self._stalled = asyncio.Event()
-
-    async def run(
-        self,
-        app: Any,
-        api_keys: Sequence[str],
-        api_socket: socket.socket,
-        metrics_socket: socket.socket | None,
-    ) -> int:
-        parts = self._parts
-
-        def page() -> bytes:
-            return metrics_page(parts.metrics.registry)
-
-        engine = self._engine
-        door = SessionDoor(
-            clock=time.monotonic,
-            queue=lambda: Queue(engine.reports, engine.waiting_calls, engine.room_for_calls),
+        self._manager = manager
+        self._document = document
+        self._slot = EngineSlot(self._away)
+        door = SessionDoor(clock=time.monotonic, queue=lambda: Queue(0, 0, 0))
+        context = ContextLimit()
+        self._gate = Gate(self._slot, door=door, metrics_page=self._page, context=context)
+        parts.metrics.registry.register(GateCollector(self._gate, context))
+        key_file = config.api.api_key_file
+        self._keys = read_api_keys(key_file) if key_file is not None else []
+        around = Surroundings(
+            parts,
+            self._gate,
+            context,
+            kind,
+            tuple(self._keys),
+            folder,
+            config.supervision.hang_after,
+            sets_worker_stop=WORKER_STOP_ENV not in os.environ,
         )
-        gate = Gate(app, door=door, metrics_page=page)
-        context = engine.llm.context_limit
-        engine.refused_calls = lambda: gate.counters.refused_session + context.refused
-        parts.metrics.registry.register(GateCollector(gate, context))
-        canary = parts.start_canary(CanaryAsker(engine))
-        parts.board.watchers.append(self._standstill().watch)
-        loop = parts.make_loop(self._engine, lambda admission: _limit(door, context, admission))
+        self._supervisor = Supervisor(
+            config,
+            self._values(config),
+            SupervisorParts(
+                parts,
+                self._gate,
+                self._slot,
+                manager,
+                EngineRecord(config.state_dir),
+                lambda values, number: EngineLife(values, around, number),
+                lambda: self._values(load_again(document)),
+                f"http://{config.api.host}:{config.api.port}",
+            ),
+        )
+        parts.engine_api.engine = self._supervisor
+
+    async def run(self, api_socket: socket.socket, metrics_socket: socket.socket | None) -> int:
+        """Until it is told to stop, or no engine can be kept running; the exit code."""
         self._install_signals()
-        api_server = _server(KeyGuard(gate, api_keys=api_keys))
-        # vLLM's error handlers stop the server through this when they find the engine dead.
-        app.state.server = api_server
-        servers = [(api_server, api_socket)]
+        clients = connections_of(self._config.api.limits)
+        self._parts.metrics.registry.register(ConnectionCollector(clients))
+        servers = [(edge_server(guarded(self._gate, api_keys=self._keys), clients), api_socket)]
         if metrics_socket is not None:
-            servers.append((_server(metrics_app(page)), metrics_socket))
-        tasks: list[asyncio.Task[None]] = []
+            app = metrics_app(self._page)
+            servers.append((edge_server(app, Connections(METRICS)), metrics_socket))
+        log.info(
+            "Listening on http://%s:%d/v1, control socket %s.",
+            self._config.api.host,
+            self._config.api.port,
+            self._config.control_socket,
+        )
+        serving = [
+            asyncio.create_task(server.serve(sockets=[listener])) for server, listener in servers
+        ]
+        supervising = asyncio.create_task(self._supervisor.run())
+        watching = asyncio.create_task(watch_files(self._parts.watched))
         try:
-            await loop.start()
-            tasks = [
-                asyncio.create_task(server.serve(sockets=[listener]))
-                for server, listener in servers
-            ]
-            ticking = asyncio.create_task(loop.run())
-            watching = asyncio.create_task(watch_files(parts.watched))
-            log.info(
-                "Serving on http://%s:%d/v1, control socket %s.",
-                self._config.api.host,
-                self._config.api.port,
-                self._config.control_socket,
-            )
-            self._manager.ready(
-                f"Serving on http://{self._config.api.host}:{self._config.api.port}"
-            )
-            code = await self._until_stopped(gate, ticking, tasks)
-            ticking.cancel()
-            watching.cancel()
-            await asyncio.gather(ticking, watching, return_exceptions=True)
-            return code
+            return await self._until_ended(supervising, serving)
         finally:
-            await canary.close()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
             for server, _ in servers:
                 server.should_exit = True
-            if tasks:
-                _, hanging = await asyncio.wait(tasks, timeout=_SERVER_STOP_S)
-                for task in hanging:
-                    task.cancel()
+            _, hanging = await asyncio.wait(serving, timeout=_SERVER_STOP_S)
+            for task in hanging:
+                task.cancel()
 
-    async def _until_stopped(
-        self, gate: Gate, ticking: asyncio.Task[None], servers: list[asyncio.Task[None]]
+    async def _until_ended(
+        self, supervising: asyncio.Task[Outcome], serving: list[asyncio.Task[None]]
     ) -> int:
-        stopping = asyncio.create_task(self._stop.wait())
-        stalled = asyncio.create_task(self._stalled.wait())
-        done, _ = await asyncio.wait(
-            {stopping, stalled, ticking, *servers}, return_when=asyncio.FIRST_COMPLETED
-        )
-        if ticking in done:
-            return self._loop_ended(ticking)
-        if stalled in done:
-            # Nothing to drain: calls that stand still do not end.
-            return EXIT_STALLED
-        stalled.cancel()
-        if stopping not in done:
+        await asyncio.wait({supervising, *serving}, return_when=asyncio.FIRST_COMPLETED)
+        if not supervising.done():
             log.error("A server ended by itself; stopping the node.")
+            self._supervisor.ask_stop()
+            self._supervisor.ask_stop()
+            await supervising
             return EXIT_ENGINE_GONE
-        return await self._drain(gate, ticking)
-
-    async def _drain(self, gate: Gate, ticking: asyncio.Task[None]) -> int:
-        gate.drain()
-        self._parts.board.lifecycle = Lifecycle.DRAINING
-        timeout_s = self._config.drain_timeout
-        log.info("Draining: %d calls open, at most %gs.", gate.open_requests, timeout_s)
-        self._manager.stopping("Draining", within_s=timeout_s)
-        deadline = time.monotonic() + timeout_s
-        async with self._manager.busy("Draining", at_most_s=timeout_s):
-            while gate.open_requests and time.monotonic() < deadline:
-                if self._stop_now.is_set():
-                    break
-                if ticking.done():
-                    return self._loop_ended(ticking)
-                await asyncio.sleep(_POLL_S)
-        cut = gate.open_requests
-        sentence = f"Stopped; {cut} calls were cut off." if cut else "Stopped; all calls ended."
-        self._parts.board.lifecycle = Lifecycle.STOPPED
-        self._parts.announcer.event(EventKind.STOPPED, sentence)
+        outcome = supervising.result()
+        if outcome is Outcome.GIVEN_UP:
+            log.error("Ending with exit code %d.", EXIT_ENGINE_GONE)
+            return EXIT_ENGINE_GONE
+        if not self._supervisor.ever_served:
+            log.info("Stopped while starting.")
         return EXIT_STOPPED
 
-    def _standstill(self) -> Standstill:
-        return Standstill(
-            self._parts.announcer,
-            RestartFile(self._config.state_dir),
-            wall_clock=time.time,
-            end_node=self._stalled.set,
-        )
+    def _away(self) -> Refusal:
+        return self._supervisor.away()
 
-    def _loop_ended(self, ticking: asyncio.Task[None]) -> int:
-        error = ticking.exception()
-        if isinstance(error, EngineGone):
-            log.error("The engine is gone: %s. Ending with exit code %d.", error, EXIT_ENGINE_GONE)
-            return EXIT_ENGINE_GONE
-        if error is not None:
-            raise error
-        raise RuntimeError("the control loop ended by itself")
+    def _page(self) -> bytes:
+        return metrics_page(self._parts.metrics.registry)
+
+    def _values(self, config: NodeConfig) -> EngineValues:
+        from hisparsed.engine.launch import asked_multiplier
+
+        return EngineValues(config, asked_multiplier(config, self._kind, self._parts.source))
 
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_signal)
+            loop.add_signal_handler(number, self._supervisor.ask_stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
 
-    def _stop_signal(self) -> None:
-        if self._stop.is_set():
-            self._stop_now.set()
-        self._stop.set()
-
-    def _reload_signal(self) -> None:
+    def _reload(self) -> None:
         with self._manager.reloading():
             self._parts.operator.reload(actor="SIGHUP")
-
-
-def _limit(door: SessionDoor, context: ContextLimit, admission: Admission) -> None:
-    door.limit = SessionLimit(
-        max_waiting=admission.max_waiting_sessions,
-        retry_after_s=admission.retry_after_s,
-        when_full=admission.when_full,
-        max_wait_s=admission.max_wait_s,
-    )
-    context.max_tokens = admission.max_context_tokens
-    context.over = admission.over_max_context
-
-
-def _server(app: Any) -> QuietServer:
-    return QuietServer(
-        uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=2)
-    )

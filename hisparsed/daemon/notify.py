@@ -35,6 +35,7 @@ class ServiceManager:
         self._watchdog_s = watchdog_s
         self._clock = clock
         self._fed_at_s: float | None = None
+        self._longer_watchdog = False
         self._seen_report_s: float | None = None
 
     @property
@@ -46,14 +47,26 @@ class ServiceManager:
         self._tell(STATUS=sentence)
 
     def ready(self, sentence: str) -> None:
+        """It serves, for the first time or again; the watchdog is what it was from here on."""
         self._tell(READY="1", STATUS=sentence)
+        if self._longer_watchdog and self._watchdog_s is not None:
+            self._longer_watchdog = False
+            self._tell(WATCHDOG_USEC=_usec(self._watchdog_s))
+
+    def restarting(self, sentence: str, *, within_s: float) -> None:
+        """The engine is started anew; no tick feeds the watchdog until ``ready``."""
+        self._tell(STATUS=sentence)
+        self._lengthen_watchdog(within_s)
 
     def stopping(self, sentence: str, *, within_s: float) -> None:
         """``within_s`` bounds the way to the end, on which no tick feeds the watchdog."""
         self._tell(STOPPING="1", STATUS=sentence)
+        self._lengthen_watchdog(within_s)
+
+    def _lengthen_watchdog(self, within_s: float) -> None:
         if self._watchdog_s is not None:
-            longest_s = max(self._watchdog_s, within_s)
-            self._tell(WATCHDOG_USEC=_usec(longest_s))
+            self._longer_watchdog = True
+            self._tell(WATCHDOG_USEC=_usec(max(self._watchdog_s, within_s)))
 
     @contextlib.contextmanager
     def reloading(self) -> Iterator[None]:

@@ -24,9 +24,12 @@ from hisparsed.config.node import NodeConfig, load_node_config
 from hisparsed.control.actions import Operator
 from hisparsed.control.announce import Announcer
 from hisparsed.control.api import ControlApi
+from hisparsed.control.api_doctor import DoctorApi
+from hisparsed.control.api_engine import EngineApi
 from hisparsed.control.api_views import ApiViews
 from hisparsed.control.board import Board
 from hisparsed.control.broadcast import Broadcast
+from hisparsed.control.doctor_watch import Doctor, DoctorWatch
 from hisparsed.control.engine_port import EnginePort
 from hisparsed.control.file_watch import Watched
 from hisparsed.control.history import History
@@ -40,6 +43,7 @@ from hisparsed.control.node_file import NodeFile
 from hisparsed.control.overrides import Overrides
 from hisparsed.control.policy_news import restore_overrides
 from hisparsed.control.policy_source import PolicySource
+from hisparsed.control.state_watch import StateWatch
 from hisparsed.control.status import NodeInfo
 from hisparsed.control.targets import TargetFile
 from hisparsed.policy.restart import PendingRestart
@@ -64,6 +68,8 @@ class ControlParts:
     api: ControlApi
     targets: TargetFile
     canary_api: CanaryApi
+    engine_api: EngineApi
+    node_file: NodeFile
     state_dir: Path
     watched: tuple[Watched, ...]
     """The policy and the node's document."""
@@ -86,6 +92,10 @@ class ControlParts:
             targets=self.targets,
         )
 
+    def now_runs(self, config: NodeConfig) -> None:
+        """An engine serves with ``config``; the document is compared with that from now on."""
+        self.node_file.now_runs(config)
+
     def start_canary(self, engine: CanaryEngine) -> CanaryWatch:
         """The canary of an engine that serves, in status and API from now on."""
         watch = CanaryWatch(
@@ -104,7 +114,12 @@ class ControlParts:
 
 
 def build_control(
-    config: NodeConfig, source: PolicySource, kind: str, model: str, document: Path
+    config: NodeConfig,
+    source: PolicySource,
+    kind: str,
+    model: str,
+    document: Path,
+    doctor: Doctor,
 ) -> ControlParts:
     """Wire the control side of a node; reads what operators had set, and no other file."""
     run = uuid4().hex
@@ -139,11 +154,27 @@ def build_control(
     def tell(pending: tuple[PendingRestart, ...]) -> None:
         board.node_pending = pending
 
-    node_file = NodeFile(document, config, announcer, load=_load_again, tell=tell)
+    node_file = NodeFile(document, config, announcer, load=load_again, tell=tell)
     views = ApiViews(journal, broadcast, LogRing(), History())
     board.watchers.append(views.watch)
-    canary_api = CanaryApi()
-    routes = [*views.routes(), *canary_api.routes()]
+    canary_api, engine_api = CanaryApi(), EngineApi()
+    targets = TargetFile(config.state_dir)
+    state_watch = StateWatch(
+        journal,
+        announcer,
+        {"targets.json": lambda: targets.error, "overrides.json": lambda: source.not_kept},
+    )
+    board.not_kept = state_watch.not_kept
+    board.watchers.append(state_watch.watch)
+    doctor_watch = DoctorWatch(doctor, announcer, clock=time.monotonic, wall_clock=time.time)
+    board.doctor = doctor_watch.status
+    board.watchers.append(doctor_watch.watch)
+    routes = [
+        *views.routes(),
+        *canary_api.routes(),
+        *engine_api.routes(),
+        *DoctorApi(doctor_watch).routes(),
+    ]
     return ControlParts(
         source=source,
         overrides=overrides,
@@ -155,8 +186,10 @@ def build_control(
         operator=operator,
         views=views,
         api=ControlApi(board, operator, source, journal, broadcast, routes),
-        targets=TargetFile(config.state_dir),
+        targets=targets,
         canary_api=canary_api,
+        engine_api=engine_api,
+        node_file=node_file,
         state_dir=config.state_dir,
         watched=(
             Watched(source.path, operator.reload_if_changed),
@@ -165,5 +198,6 @@ def build_control(
     )
 
 
-def _load_again(document: Path) -> NodeConfig:
+def load_again(document: Path) -> NodeConfig:
+    """What the node's document says now. Raises ``ConfigError``."""
     return load_node_config(document, memory_bytes=machine_memory_bytes()).value

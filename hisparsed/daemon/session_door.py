@@ -71,7 +71,7 @@ class SessionDoor:
         look_every_s: float = 0.1,
     ) -> None:
         self._clock = clock
-        self._queue = queue
+        self.queue = queue
         self._sessions = SessionTable(session_ttl_s)
         self._look_every_s = look_every_s
         self._held: deque[_Held] = deque()
@@ -149,7 +149,7 @@ class SessionDoor:
         limit = self.limit.max_waiting
         if limit is None:
             return True
-        queue = self._queue()
+        queue = self.queue()
         if queue.serial != self._serial:
             self._serial = queue.serial
             self._admitted_since_report = 0

@@ -1,11 +1,12 @@
-"""What the daemon does when calls stand still though memory is free: tell, and perhaps start anew.
+"""What the daemon does when calls stand still though memory is free: tell, and perhaps restart.
 
 Whether they stand still is the policy's judgement of a new report. An engine that does not report
-is busy in one long step or hangs; that is the service manager's watchdog's to tell apart, not this.
+is busy in one long step or hangs; that is told apart by time alone, and not here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -18,14 +19,12 @@ from hisparsed.control.state_file import write_state_file
 
 log = logging.getLogger("hisparsed.daemon")
 
-EXIT_STALLED = 75
-"""The node ended so that the service manager starts it anew; that of a temporary failure."""
 FILE_NAME = "restarts.json"
 _WITHIN_S = 3600.0
 
 
 class RestartFile:
-    """When this node ended itself because of a stall, kept over restarts; Unix seconds."""
+    """When an engine was restarted because of a stall, kept over restarts; Unix seconds."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE_NAME
@@ -48,7 +47,7 @@ class RestartFile:
 
 
 class Standstill:
-    """Call ``watch`` after each tick; ``end_node`` is called at most once."""
+    """Call ``watch`` after each tick; ``restart`` gets what stands still, where that is wanted."""
 
     def __init__(
         self,
@@ -56,12 +55,12 @@ class Standstill:
         restarts: RestartFile,
         *,
         wall_clock: Callable[[], float],
-        end_node: Callable[[], None],
+        restart: Callable[[str], None],
     ) -> None:
         self._announcer = announcer
         self._restarts = restarts
         self._wall_clock = wall_clock
-        self._end_node = end_node
+        self._restart = restart
         self._seen_report_s: float | None = None
         self._told = False
 
@@ -86,22 +85,28 @@ class Standstill:
             EventKind.STALLED, f"{outcome.stalled[0].upper()}{outcome.stalled[1:]}. {what}"
         )
         if restart:
-            self._end_node()
+            self._restart(outcome.stalled)
 
     def _may_restart(self, most: int) -> tuple[bool, str]:
         now_s = self._wall_clock()
-        before = self._restarts.since(now_s - _WITHIN_S)
+        # One that seems to come was made before somebody set the clock back: it counts as of now.
+        found = self._restarts.since(now_s - _WITHIN_S)
+        before = [min(one, now_s) for one in found]
+        if before != found:
+            with contextlib.suppress(OSError):  # what is counted stays in the file
+                self._restarts.save(before)
         if len(before) >= most:
             return False, (
-                f"It has ended itself {len(before)} times within an hour, which is all that "
-                "health.most_restarts allows, so it stays up and answers not ready."
+                f"The engine was restarted for that {len(before)} times within an hour, which is "
+                "all that health.most_restarts allows, so it stays up and the node answers not "
+                "ready."
             )
         try:
             self._restarts.save([*before, now_s])
         except OSError as error:
             # Without a count there is no cap, and a node that restarts for ever serves nobody.
             return False, (
-                f"{self._restarts.path} cannot be written ({error.strerror or error}), so it "
-                "stays up and answers not ready."
+                f"{self._restarts.path} cannot be written ({error.strerror or error}), so the "
+                "engine stays up and the node answers not ready."
             )
-        return True, f"The node ends with exit code {EXIT_STALLED}, to be started anew."
+        return True, "The engine is restarted."

@@ -51,7 +51,7 @@ def _engine(folder: Path, *, gpu_blocks: int, max_num_seqs: int) -> Any:
 
     from hisparsed.config.node import NodeConfig
     from hisparsed.config.reference import ReferenceConfig
-    from hisparsed.engine.launch import reference_vllm_config
+    from hisparsed.engine.reference.launch import vllm_config as reference_vllm_config
 
     config = NodeConfig(
         node="reference",

@@ -10,30 +10,36 @@ from hisparsed.engine.chunks import ChunkLayout
 from hisparsed.engine.offload import LentOffloadingManager
 
 
-def find_offload_manager(connector: Any) -> LentOffloadingManager:
-    """The offloading manager of the scheduler's connector. Raises ``TypeError`` for another."""
+def find_offloading_scheduler(connector: Any) -> Any:
+    """The scheduler half of vLLM's offloading connector. Raises ``TypeError`` without one."""
     children = getattr(connector, "sub_connectors", [connector])
     for child in children:
         if isinstance(child, OffloadingConnector) and child.connector_scheduler is not None:
-            manager = child.connector_scheduler.manager
-            if isinstance(manager, LentOffloadingManager):
-                return manager
-            raise TypeError(
-                f"the offloading connector uses {type(manager).__name__}; its spec_name must "
-                "be one of hisparsed's"
-            )
+            return child.connector_scheduler
     raise TypeError("no OffloadingConnector among the configured KV connectors")
 
 
-def chunk_layout(config: Any, source_group: int) -> ChunkLayout:
-    """How the indexer group's chunks lie in blocks of the HiSparse source group before it."""
+def find_offload_manager(connector: Any) -> LentOffloadingManager:
+    """The offloading manager of the scheduler's connector. Raises ``TypeError`` for another."""
+    manager = find_offloading_scheduler(connector).manager
+    if isinstance(manager, LentOffloadingManager):
+        return manager
+    raise TypeError(
+        f"the offloading connector uses {type(manager).__name__}; its spec_name must "
+        "be one of hisparsed's"
+    )
+
+
+def chunk_layout(config: Any, source_group: int, copies: int = 1) -> ChunkLayout:
+    """How the indexer group's chunks, all ``copies`` of one side by side, lie in blocks of the
+    HiSparse source group before it."""
     source = config.kv_cache_groups[source_group]
     indexer = config.kv_cache_groups[source_group + 1]
     layers = len(source.layer_names)
     return ChunkLayout(
         layers=layers,
         slice_bytes=_group_bytes(source) // layers,
-        chunk_bytes=_group_bytes(indexer),
+        chunk_bytes=_group_bytes(indexer) * copies,
     )
 
 

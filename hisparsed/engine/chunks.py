@@ -9,7 +9,7 @@ the workers that copy derive everything from this one description.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ChunkLayout:
     def block_bytes(self) -> int:
         return self.layers * self.slice_bytes
 
-    @property
+    @cached_property
     def chunks_per_block(self) -> int:
         return self.block_bytes // self.chunk_bytes
 

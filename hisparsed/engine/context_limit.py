@@ -34,10 +34,23 @@ class ContextLimit:
 
     def __init__(self) -> None:
         self.max_tokens: int | None = None
+        self.chars_per_token: int | None = None
+        """Of the model's longest token; ``None`` until there is an engine."""
         self.over: Literal["wait", "refuse"] = "refuse"
         self.refused = 0
         self.waiting = 0
         self._long_call = asyncio.Lock()
+
+    def refuses(self, least_tokens: int) -> str | None:
+        """Why a prompt of at least so many tokens is refused before it is tokenised."""
+        limit = self.max_tokens
+        if limit is None or self.over == "wait" or least_tokens < limit:
+            return None
+        self.refused += 1
+        return (
+            f"This node takes calls of at most {limit} tokens for now. The prompt of this one has "
+            f"at least {least_tokens}; shorten it."
+        )
 
     def answer_tokens(self, length: CallLength) -> int | None:
         """What an answer without a limit of its own may have; ``None``: the model's rest.

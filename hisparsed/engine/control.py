@@ -12,9 +12,17 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
 
 from hisparsed.engine.admission import WaitingCall, held_prefix_first
-from hisparsed.engine.cache_groups import chunk_layout, find_offload_manager
+from hisparsed.engine.cache_groups import (
+    chunk_layout,
+    find_offload_manager,
+    find_offloading_scheduler,
+)
 from hisparsed.engine.canary_calls import CanaryCalls
 from hisparsed.engine.chunks import ChunkLayout
+from hisparsed.engine.compat.active_limit import ActiveLimit
+from hisparsed.engine.compat.residency import watch_lost_pages
+from hisparsed.engine.compat.waiting import waiting_queues
+from hisparsed.engine.decode_time import DecodeTime
 from hisparsed.engine.gpu_need import GpuNeed
 from hisparsed.engine.held_prefix import HeldPrefix
 from hisparsed.engine.host_memory import HostMemory, ReleaseHost
@@ -34,6 +42,7 @@ from hisparsed.engine.request_table import resident_blocks
 from hisparsed.engine.resident import CountingResidentManager
 from hisparsed.engine.scratch import lease_scratch
 from hisparsed.engine.sessions import SessionTable
+from hisparsed.engine.store_fence import fence_stores
 from hisparsed.engine.worker_report import WorkerReport
 
 _DEFAULT_SESSION_TTL_S = 300.0
@@ -49,6 +58,7 @@ class EngineControl:
         self._coordinator = get_hisparse_coordinator(self._cache_manager)
         config = self._cache_manager.kv_cache_config
         self._offload = find_offload_manager(scheduler.connector)
+        fence_stores(find_offloading_scheduler(scheduler.connector), config)
         self._topk = int(scheduler.vllm_config.model_config.hf_config.index_topk)
         self._query_len = 1 + int(scheduler.num_spec_tokens)
         options = scheduler.vllm_config.additional_config.get("hisparsed", {})
@@ -56,13 +66,15 @@ class EngineControl:
         lease_scratch(self._cache_manager.block_pool, self._scratch_blocks)
         # Without scratch the rows of one step must fit the lease, whatever they select.
         self._least_lease_rows = self._topk * (1 if self._scratch_blocks else self._query_len)
+        # vLLM's own kernels take one size for all requests, as graphs have recorded it.
+        self._hot_live = options.get("kernels") != "vllm"
         self._hot: list[LeasedHotManager] = []
         for manager in self._coordinator.hot_managers:
             manager.__class__ = LeasedHotManager
             manager.start_leases(
                 manager.blocks_per_request,
                 hot_groups=len(self._coordinator.hot_managers),
-                grow_headroom=int(config.num_blocks) // 10,
+                grow_headroom=int(config.num_blocks) // 10 if self._hot_live else None,
             )
             self._hot.append(manager)
         self._resident: list[CountingResidentManager] = []
@@ -70,15 +82,18 @@ class EngineControl:
             manager.__class__ = CountingResidentManager
             manager.start_counting()
             self._resident.append(manager)
+        watch_lost_pages(self._coordinator, CountingResidentManager.count_lost_page)
         self._block_tokens = int(self._coordinator.host_manager.block_size)
         source_group = int(self._coordinator.host_group_id)
-        layout = chunk_layout(config, source_group)
+        self._copies = int(options.get("offload_copies", 1))
+        layout = chunk_layout(config, source_group, self._copies)
         max_model_len = int(scheduler.max_model_len)
         floor = -(-max_model_len // self._block_tokens) + 2
         self.host = HostMemory(self._coordinator, self._offload, layout, floor)
         self._shares = HotShares(
             self._hot,
-            HotUnits(self._topk, self._query_len, self._block_tokens, self._least_lease_rows),
+            HotUnits(self._topk, self._block_tokens, self._least_lease_rows),
+            live=self._hot_live,
         )
         self._gpu_need = GpuNeed(self._cache_manager)
         self.ghosts = PoolGhosts(
@@ -102,13 +117,14 @@ class EngineControl:
         )
         self.sessions = SessionTable(_DEFAULT_SESSION_TTL_S)
         self._admission = AdmissionCommand()
-        self._configured_max_running = int(scheduler.max_num_active_reqs)
+        self.active_limit = ActiveLimit(scheduler)
         self._default_watermark = True
         self._geometry = self._describe(config, layout, floor, source_group)
         self.preemptions = 0
         self.finished = 0
         self._steps = 0
         self._scheduled_tokens = 0
+        self._decode_time = DecodeTime(self._query_len)
         self._waiting_for_blocks = False
         self.nothing_can_run = False
         """After the last pass nothing ran, calls waited, and nothing was in flight."""
@@ -125,9 +141,9 @@ class EngineControl:
             block_tokens=self._block_tokens,
             host_block_bytes=layout.block_bytes,
             chunk_tokens=self._block_tokens,
-            chunk_bytes=layout.chunk_bytes,
+            chunk_bytes=layout.chunk_bytes // self._copies,
             chunks_per_host_block=layout.chunks_per_block,
-            offload_copies=1,
+            offload_copies=self._copies,
             budget_blocks=self.host.ledger.budget,
             floor_blocks=floor,
             max_model_len=int(self._scheduler.max_model_len),
@@ -141,6 +157,7 @@ class EngineControl:
             max_num_seqs=int(self._scheduler.max_num_running_reqs),
             row_bytes=row_bytes,
             max_step_tokens=int(self._scheduler.max_num_scheduled_tokens),
+            hot_live=self._hot_live,
         )
 
     # --- called by the scheduler ----------------------------------------------------
@@ -148,6 +165,8 @@ class EngineControl:
     def before_schedule(self, now_s: float) -> None:
         """Let the ledger take its step and put waiting calls in order."""
         self.host.advance(self.head_need_blocks(), busy=bool(self._scheduler.running))
+        self.active_limit.before_pass()
+        self._decode_time.pass_begins(now_s, bool(self._scheduler.running))
         waiting = self._scheduler.waiting
         self.canary.before_schedule(self._scheduler.running, waiting)
         by_hand = self._scheduler.stall.stalled
@@ -158,12 +177,13 @@ class EngineControl:
         scheduler = self._scheduler
         self._steps += 1
         self._scheduled_tokens += output.total_num_scheduled_tokens
+        self._decode_time.pass_ended(output.num_scheduled_tokens.values())
         self.canary.after_schedule(scheduler.running, output.num_scheduled_tokens)
         waiting = len(scheduler.waiting)
-        limited = len(scheduler.running) >= scheduler.max_num_active_reqs
+        limited = len(scheduler.running) >= self.active_limit.most
         room = output.total_num_scheduled_tokens < scheduler.max_num_scheduled_tokens
         self._waiting_for_blocks = bool(waiting) and not limited and room
-        below_own_limit = scheduler.max_num_active_reqs < self._configured_max_running
+        below_own_limit = self.active_limit.most < self.active_limit.configured
         self._held_back = waiting if limited and below_own_limit else 0
         self.nothing_can_run = self._idle_with_waiting(output.total_num_scheduled_tokens)
         self.host.pass_done(
@@ -197,8 +217,7 @@ class EngineControl:
 
         Calls whose prefix was loaded wait in a queue of their own, and hold blocks there.
         """
-        queues = (self._scheduler.waiting, self._scheduler.kv_holding_waiting)
-        heads = [queue.peek_request() for queue in queues if queue]
+        heads = [queue.peek_request() for queue in waiting_queues(self._scheduler) if queue]
         return max(map(self._need_blocks, heads), default=0)
 
     def _need_blocks(self, request: Any) -> int:
@@ -254,8 +273,8 @@ class EngineControl:
             )
         if command.admission is not None:
             self._admission = command.admission
-            limit = command.admission.max_running or self._configured_max_running
-            self._scheduler.max_num_active_reqs = min(limit, self._configured_max_running)
+            most = self.active_limit.configured
+            self.active_limit.set(min(command.admission.max_running or most, most))
         if command.session_ttl_s is not None:
             self.sessions.ttl_s = command.session_ttl_s
         return ApplyResult(
@@ -267,7 +286,7 @@ class EngineControl:
             lease_blocks=self._shares.lease_blocks,
             transition_watermark=self._coordinator.transition_watermark,
             admission_order=self._admission.order,
-            max_running=self._scheduler.max_num_active_reqs,
+            max_running=self.active_limit.most,
             apply_us=0.0,
         )
 
@@ -284,6 +303,7 @@ class EngineControl:
             monotonic_s=now_s,
             steps=self._steps,
             scheduled_tokens=self._scheduled_tokens,
+            decode_seconds=self._decode_time.seconds,
             geometry=self._geometry,
             host=self.host.report(head_need, release_host).model_copy(
                 update={
@@ -300,7 +320,7 @@ class EngineControl:
             live_set_tokens=self.sessions.live_tokens,
             live_sessions=len(self.sessions),
             admission_order=order,
-            max_running=self._scheduler.max_num_active_reqs,
+            max_running=self.active_limit.most,
             transition_watermark=self._coordinator.transition_watermark,
             default_watermark=self._default_watermark,
             violations=self.host.violations_report(),

@@ -83,19 +83,22 @@ class EngineHandle:
             self.llm.engine_core.call_utility_async(CONTROL_METHOD, action, payload)
         )
         waited = 0.0
-        while True:
-            # The answer of a dead engine never comes, so look up from waiting at times.
-            done, _ = await asyncio.wait({call}, timeout=0.5)
-            if done:
-                answer: dict[str, Any] = call.result()
-                return answer
-            waited += 0.5
-            if not self.is_alive():
-                call.cancel()
-                raise EngineGone("the engine core died during a control call")
-            if waited >= _CALL_TIMEOUT_S:
-                call.cancel()
-                raise TimeoutError(f"engine control call {action!r} took over {_CALL_TIMEOUT_S} s")
+        try:
+            while True:
+                # The answer of a dead engine never comes, so look up from waiting at times.
+                done, _ = await asyncio.wait({call}, timeout=0.5)
+                if done:
+                    answer: dict[str, Any] = call.result()
+                    return answer
+                waited += 0.5
+                if not self.is_alive():
+                    raise EngineGone("the engine core died during a control call")
+                if waited >= _CALL_TIMEOUT_S:
+                    message = f"engine control call {action!r} took over {_CALL_TIMEOUT_S} s"
+                    raise TimeoutError(message)
+        finally:
+            # Also where nobody waits any longer: what it ends in is nobody's then.
+            call.cancel()
 
     def shutdown(self, timeout_s: float) -> None:
         """Stop the engine core; blocks up to ``timeout_s``, then it is killed by vLLM.

@@ -11,13 +11,15 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
+from hisparsed.engine.compat.waiting import holders, remove_holder
+
 
 def loads_are_done(scheduler: Any) -> bool:
     """Whether no call that holds blocks still waits for its prefix to arrive."""
     return all(
         request.status != RequestStatus.WAITING_FOR_REMOTE_KVS
         or request.request_id in scheduler.finished_recving_kv_req_ids
-        for request in scheduler.kv_holding_waiting
+        for request in holders(scheduler)
     )
 
 
@@ -27,11 +29,11 @@ def take_back_from_youngest(scheduler: Any, *, least: int = 2) -> Any:
     ``scheduler`` is vLLM's, between passes, with nothing running and nothing in flight. One
     call alone waits for nobody, so it keeps what it has unless ``least`` is 1.
     """
-    holders = list(scheduler.kv_holding_waiting)
-    if len(holders) < least or not loads_are_done(scheduler):
+    holding = holders(scheduler)
+    if len(holding) < least or not loads_are_done(scheduler):
         return None
-    request = holders[-1]
-    scheduler.kv_holding_waiting.remove_requests([request])
+    request = holding[-1]
+    remove_holder(scheduler, request)
     # A finished load must not be taken for the end of the one that it starts next.
     scheduler.finished_recving_kv_req_ids.discard(request.request_id)
     scheduler.failed_recving_kv_req_ids.discard(request.request_id)

@@ -109,10 +109,10 @@ class CountingHostPool(SharedEventQueueBlockPool):  # type: ignore[misc]
         # Calls that compute the same prefix at once have a block each.
         return self.cached_block_hash_to_block.get_one_block(block_hash) is not None
 
-    def _insert_block_hash(self, block_hash: Any, *args: Any, **kwargs: Any) -> None:
-        super()._insert_block_hash(block_hash, *args, **kwargs)
+    def _insert_block_hash(self, block_hash_with_group_id: Any, *args: Any, **kwargs: Any) -> None:
+        super()._insert_block_hash(block_hash_with_group_id, *args, **kwargs)
         if self.ghost is not None:
-            self.ghost.restored(get_block_hash(block_hash))
+            self.ghost.restored(get_block_hash(block_hash_with_group_id))
 
     def get_usage(self) -> float:
         """Share in use of what is HiSparse's own; what the ledger holds is neither."""

@@ -33,19 +33,21 @@ _POINTS_ABOVE = 4
 
 @dataclass(frozen=True)
 class HotUnits:
-    """What hot blocks mean on a node. ``least_rows``: of a legal lease."""
+    """What hot blocks mean on a node. ``least_rows``: of a legal lease.
+
+    A multiplier is hot rows / top-k, however many rows of a request a step decodes.
+    """
 
     topk: int
-    query_len: int
     block_tokens: int
     least_rows: int
 
     def blocks(self, multiplier: float) -> int:
-        rows = multiplier * self.topk * self.query_len
+        rows = multiplier * self.topk
         return max(1, math.ceil(rows / self.block_tokens - 1e-9))
 
     def multiplier(self, blocks: int) -> float:
-        return blocks * self.block_tokens / (self.topk * self.query_len)
+        return blocks * self.block_tokens / self.topk
 
     @property
     def least_blocks(self) -> int:
@@ -53,10 +55,16 @@ class HotUnits:
 
 
 class HotShares:
-    """``managers``: one an index group, started; they agree on every lease."""
+    """``managers``: one an index group, started; they agree on every lease.
 
-    def __init__(self, managers: Sequence[LeasedHotManager], units: HotUnits) -> None:
+    ``live`` says that the node's kernels take leases of different sizes.
+    """
+
+    def __init__(
+        self, managers: Sequence[LeasedHotManager], units: HotUnits, *, live: bool = True
+    ) -> None:
         self._managers = managers
+        self._live = live
         self._first = managers[0]
         self._units = units
         self.multiplier = units.multiplier(self._first.next_lease_blocks)
@@ -79,8 +87,13 @@ class HotShares:
     def require_possible(self, command: EngineCommand, resize_hot: ResizeHot | None) -> None:
         """Raises ``ValueError`` naming what is wrong; changes nothing."""
         units, lease = self._units, self.lease_blocks
+        if not self._live and (command.hot_leases or self._changes(command.multiplier)):
+            raise ValueError(
+                f"the kernels of this node know one hot lease, {lease} blocks or "
+                f"{self.multiplier:g}x top-k; another one needs a restart"
+            )
         if command.multiplier is not None:
-            least = units.least_rows / (units.topk * units.query_len)
+            least = units.least_rows / units.topk
             if command.multiplier < least:
                 raise ValueError(
                     f"multiplier {command.multiplier} is below {units.least_rows} hot rows, "
@@ -107,6 +120,9 @@ class HotShares:
                 f"hot_leases: {total} blocks for {len(command.hot_leases)} requests, more than the "
                 f"{budget} that the multiplier gives them ({lease} each)"
             )
+
+    def _changes(self, multiplier: float | None) -> bool:
+        return multiplier is not None and self._units.blocks(multiplier) != self.lease_blocks
 
     def apply(self, command: EngineCommand, resize_hot: ResizeHot | None) -> None:
         """Put multiplier and leases of a possible command in force.
@@ -160,9 +176,7 @@ class HotShares:
             dropped=counted["dropped"],
             h2d_bytes=counted["h2d_bytes"],
             miss_curve=[
-                MissCurvePoint(
-                    multiplier=rows / (self._units.topk * self._units.query_len), misses=misses
-                )
+                MissCurvePoint(multiplier=rows / self._units.topk, misses=misses)
                 for rows, misses in workers.miss_curve
             ],
             counted=workers.counted,

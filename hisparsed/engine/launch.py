@@ -1,181 +1,108 @@
-"""From the node's configuration to a running engine. Imports vLLM only when called."""
+"""From the node's configuration to a running engine: one seam, a body behind it for each kind.
+
+A body is a module with the functions of ``NodeBody``. Bodies differ in what they refuse and in
+vLLM's configuration; all else is the same code. Imports vLLM only when called.
+"""
 
 from __future__ import annotations
 
-import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hisparsed.config.disaggregation import DisaggregationConfig
 from hisparsed.config.kind import NodeKind
 from hisparsed.config.node import NodeConfig
-from hisparsed.config.reference import ReferenceConfig
-from hisparsed.engine.names import SERVED_MODEL_NAME
-from hisparsed.engine.scratch import scratch_block_count
-from hisparsed.errors import UserError
-from hisparsed.policy.units import format_bytes
+from hisparsed.engine.compat.features import require_supported_vllm
+from hisparsed.engine.compat.versions import installed_vllm
+from hisparsed.errors import EngineStartError, UserError
 
 if TYPE_CHECKING:
     from hisparsed.engine.handle import EngineHandle
-    from hisparsed.engine.reference.handoff.worker import HandoffOptions
 
 
-_OWN_MODEL = "the reference node makes its own model; leave it out"
-REFERENCE_ARGS = {
-    "max_model_len": "set reference.max_model_len",
-    "block_size": "set reference.block_size",
-    "num_gpu_blocks_override": "set reference.gpu_blocks",
-    "max_num_seqs": "set reference.max_num_seqs",
-    "max_num_batched_tokens": "set reference.max_num_batched_tokens",
-    "speculative_config": "set reference.speculative_tokens",
-    "served_model_name": _OWN_MODEL,
-    "load_format": _OWN_MODEL,
-    "dtype": _OWN_MODEL,
-    "enable_prefix_caching": "the reference node needs it on; leave it out",
-    "enable_chunked_prefill": "the reference node needs it on; leave it out",
-    "distributed_executor_backend": "the reference node has its own executor; leave it out",
-    "enforce_eager": "the reference node captures no graphs; leave it out",
-    "additional_config": "the reference node uses it itself; leave it out",
-}
-"""Engine arguments that the reference node sets, each with what to do instead."""
+class HotPolicy(Protocol):
+    """What the policy asks of hot buffers, in top-k, given the decode rows of a request."""
+
+    def highest_multiplier(self, decode_query_len: int) -> float: ...
+
+    def start_multiplier(self, decode_query_len: int) -> float: ...
+
+
+class NodeBody(Protocol):
+    """What a kind of node says about itself. Nothing here imports vLLM before the last two."""
+
+    def served_model(self, config: NodeConfig) -> str:
+        """What clients ask for."""
+        ...
+
+    def asked_multiplier(self, config: NodeConfig, policy: HotPolicy) -> float:
+        """The multiplier that vLLM's tables must have room for."""
+        ...
+
+    def require_startable(self, config: NodeConfig, *, max_multiplier: float) -> None:
+        """Refuse what can never start. Raises ``UserError``."""
+        ...
+
+    def vllm_config(self, config: NodeConfig, *, max_multiplier: float) -> Any:
+        """vLLM's configuration. Raises ``UserError`` when vLLM refuses it."""
+        ...
+
+    def llm_class(self) -> Any:
+        """``AsyncLLM`` or a subclass of it."""
+        ...
+
+
+def body_of(kind: NodeKind) -> NodeBody:
+    """The body of a node that serves; raises ``UserError`` for one that does not."""
+    if kind == "cuda":
+        from hisparsed.engine.cuda import launch as cuda
+
+        return cuda
+    if kind == "reference":
+        from hisparsed.engine.reference import launch as reference
+
+        return reference
+    raise UserError(
+        f"node: {kind} serves nobody, because its time is virtual; try policies on it with "
+        "`hisparsed simulate`, or set node: reference to serve"
+    )
+
+
+def served_model(config: NodeConfig, kind: NodeKind) -> str:
+    """What clients ask the node for."""
+    return body_of(kind).served_model(config)
+
+
+def asked_multiplier(config: NodeConfig, kind: NodeKind, policy: HotPolicy) -> float:
+    """``max_multiplier`` for the functions below: the policy's highest where buffers can change
+    size while the node runs, else what it starts with."""
+    return body_of(kind).asked_multiplier(config, policy)
 
 
 def require_startable(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) -> None:
     """Refuse what can never start, before anything is taken and vLLM is imported.
 
-    ``max_multiplier`` is the policy's. Raises ``UserError``.
+    ``max_multiplier`` is the policy's, in top-k. Raises ``UserError``.
     """
-    from hisparsed.engine.reference.geometry import ROW_BYTES
-
-    if kind == "simulated":
-        raise UserError(
-            "node: simulated serves nobody, because its time is virtual; try policies on it with "
-            "`hisparsed simulate`, or set node: reference to serve"
-        )
-    if kind != "reference":
-        raise UserError(
-            f"node: {kind} cannot be started by this version; set node: reference to run the "
-            "reference node"
-        )
-    reference = config.reference
-    block_bytes = reference.layers * reference.block_size * ROW_BYTES
-    least = (reference.max_model_len // reference.block_size + 3) * block_bytes
-    if config.host_budget < least:
-        raise UserError(
-            f"host_budget: {format_bytes(config.host_budget)} cannot hold one request of "
-            f"reference.max_model_len {reference.max_model_len}; give at least "
-            f"{format_bytes(least)} or lower reference.max_model_len"
-        )
-    for name in config.engine_args:
-        if name in REFERENCE_ARGS:
-            raise UserError(f"engine_args.{name}: {REFERENCE_ARGS[name]}")
-    blocks = slab_blocks_of_one_request(config.reference, max_multiplier)
-    if reference.gpu_blocks < blocks:
-        raise UserError(
-            f"reference.gpu_blocks: {reference.gpu_blocks} cannot admit one request of "
-            f"reference.max_model_len {reference.max_model_len}; give at least {blocks}, or lower "
-            "max_model_len, max_num_batched_tokens or hot.max of the policy"
-        )
+    require_supported_vllm(config, kind, installed_vllm(), os.environ)
+    body_of(kind).require_startable(config, max_multiplier=max_multiplier)
 
 
-def slab_blocks_of_one_request(reference: ReferenceConfig, max_multiplier: float) -> int:
-    """Slab blocks that vLLM wants for one longest request, the scratch and the null block.
-
-    Its indexer pages, the largest hot lease, and in every index group the pages of one step and
-    of the step before: those still leave for the host when the next are written, and with room
-    for one step only the request would preempt itself for ever.
-    """
-    size = reference.block_size
-    window = min(reference.max_num_batched_tokens, reference.max_model_len)
-    query_len = 1 + reference.speculative_tokens
-    lease = max_lease_rows(reference, max_multiplier)
-    pages = -(-reference.max_model_len // size)
-    a_group = min(2 * -(-window // size), pages) + -(-lease // size)
-    scratch = scratch_block_count(
-        query_len=query_len,
-        topk=reference.index_topk,
-        block_tokens=size,
-        max_num_seqs=reference.max_num_seqs,
-    )
-    return pages + reference.index_groups * a_group + scratch + 1
-
-
-def max_lease_rows(reference: ReferenceConfig, max_multiplier: float) -> int:
-    """Hot rows of the largest lease; vLLM asks for room for the worst union of one step."""
-    union = (1 + reference.speculative_tokens) * reference.index_topk
-    return max(union, math.ceil(max_multiplier * union))
-
-
-def launch_engine(config: NodeConfig, *, max_multiplier: float) -> EngineHandle:
+def launch_engine(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) -> EngineHandle:
     """Start the engine of a ``config`` that is startable; blocks until it can serve.
 
-    ``max_multiplier`` bounds the hot buffer of any request; vLLM sizes its tables for it.
-    Raises ``UserError`` when vLLM refuses the configuration.
+    ``max_multiplier``, in top-k, bounds any hot buffer; vLLM sizes its tables for it.
+    Raises ``UserError`` when vLLM refuses the configuration, ``EngineStartError`` when the engine
+    then does not start.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log.level.upper())
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     from hisparsed.engine.handle import start_engine
-    from hisparsed.engine.reference.request_check import ReferenceLLM
 
-    vllm_config = reference_vllm_config(config, max_multiplier=max_multiplier)
+    body = body_of(kind)
+    vllm_config = body.vllm_config(config, max_multiplier=max_multiplier)
     try:
-        return start_engine(vllm_config, ReferenceLLM)
+        return start_engine(vllm_config, body.llm_class())
     except Exception as error:
-        raise UserError(
+        raise EngineStartError(
             f"the engine did not start: {error}\nThe lines above, from vLLM, say why."
         ) from error
-
-
-def _handoff_options(own: DisaggregationConfig | None) -> HandoffOptions | None:
-    from hisparsed.engine.reference.handoff.worker import HandoffOptions
-
-    if own is None:
-        return None
-    return HandoffOptions(
-        produces=own.role == "prefill",
-        consumes=own.role == "decode",
-        host=own.host,
-        port=own.port,
-        lease_s=own.lease,
-        timeout_s=own.timeout,
-        peers=own.peers,
-    )
-
-
-def reference_vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
-    """vLLM's configuration for the reference node; writes the model folder."""
-    from hisparsed.engine.reference.tokenizer import model_config, write_model_folder
-    from hisparsed.engine.reference.vllm_config import ReferenceOptions, build_vllm_config
-
-    reference = config.reference
-    folder = write_model_folder(
-        config.state_dir / "reference-model",
-        model_config(
-            layers=reference.layers,
-            index_groups=reference.index_groups,
-            index_topk=reference.index_topk,
-            max_model_len=reference.max_model_len,
-            seed=reference.seed,
-        ),
-    )
-    options = ReferenceOptions(
-        model_folder=folder,
-        host_budget_bytes=config.host_budget,
-        gpu_blocks=reference.gpu_blocks,
-        max_lease_rows=max_lease_rows(reference, max_multiplier),
-        max_model_len=reference.max_model_len,
-        block_size=reference.block_size,
-        max_num_seqs=reference.max_num_seqs,
-        max_num_batched_tokens=reference.max_num_batched_tokens,
-        ack_lag_steps=reference.ack_lag_steps,
-        threads=reference.threads,
-        served_model_name=SERVED_MODEL_NAME,
-        engine_args=dict(config.engine_args),
-        speculative_tokens=reference.speculative_tokens,
-        eager_host_mirror=reference.eager_host_mirror,
-        handoff=_handoff_options(config.disaggregation),
-    )
-    try:
-        return build_vllm_config(options)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"engine_args or reference: vLLM refuses them: {error}") from error

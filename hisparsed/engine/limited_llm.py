@@ -23,6 +23,12 @@ class LimitedLLM(AsyncLLM):  # type: ignore[misc]
     def context_limit(self) -> ContextLimit:
         return ContextLimit()
 
+    @property
+    def chars_per_token(self) -> int | None:
+        """Characters of the longest token; ``None`` without a tokenizer."""
+        tokenizer = self.renderer.tokenizer
+        return None if tokenizer is None else int(tokenizer.max_chars_per_token)
+
     def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncGenerator[Any, None]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import multiprocessing
 import os
 import socket
 import tempfile
@@ -50,17 +49,6 @@ class ForwardHandler(logging.Handler):
     def close(self) -> None:
         self._socket.close()
         super().close()
-
-
-def forward_logs(loggers: tuple[str, ...] = ("vllm", "hisparsed")) -> None:
-    """In the engine process: send what these loggers say. Nothing without a daemon's socket."""
-    path = os.environ.get(LOG_SOCKET_ENV)
-    if not path or multiprocessing.parent_process() is None:
-        return  # the daemon itself loads vLLM's plugins too
-    for name in loggers:
-        logger = logging.getLogger(name)
-        if not any(isinstance(handler, ForwardHandler) for handler in logger.handlers):
-            logger.addHandler(ForwardHandler(path))
 
 
 class EngineLogReceiver:

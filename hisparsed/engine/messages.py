@@ -46,6 +46,9 @@ class GeometryReport(_Message):
     """Bytes of one KV row over all layers that share a top-k."""
     max_step_tokens: int | None = None
     """Most tokens that one step computes; ``None`` if not known."""
+    hot_live: bool = True
+    """Whether the node's kernels take leases of different sizes. Where not, every lease has
+    ``max_lease_blocks`` for as long as the engine lives."""
 
 
 class GhostReport(_Message):
@@ -163,6 +166,8 @@ class EngineReport(_Message):
     monotonic_s: float
     steps: int
     scheduled_tokens: int
+    decode_seconds: float | None = None
+    """Time of the steps without any prefill."""
     geometry: GeometryReport
     host: HostReport
     gpu_free_blocks: int
@@ -260,6 +265,7 @@ class EngineCommand(_Message):
     clear_violations: bool = False
     """Check the whole ledger; if it is sound, levers work again. Refused if it is not."""
     multiplier: float | None = Field(default=None, gt=0)
+    """Hot rows of a lease / top-k, with drafts as without."""
     hot_leases: dict[str, int] | None = None
     """Hot blocks of one group by request, for nodes that report requests; others keep theirs.
     Unknown requests are ignored: they have ended. Empty: all go back to the multiplier's."""

@@ -5,15 +5,22 @@ The one place that knows how vLLM assembles its API; the daemon serves the resul
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
+
+from hisparsed.engine.compat.app_arguments import load_arguments, make_arg_parser
+
+_OFF: Final = {"VLLM_SERVER_DEV_MODE": "0", "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "false"}
+"""vLLM's switches for developers: calls that no client may make, and a log of every answer, which
+also holds streams back until they have ended."""
 
 
 def preload() -> None:
     """Import what ``build_openai_app`` needs: takes seconds, so not on an event loop."""
     import_module("vllm.entrypoints.launchers.api_server.app_state")
     import_module("vllm.entrypoints.launchers.app")
-    import_module("vllm.entrypoints.launchers.cli_args")
+    load_arguments()
 
 
 async def build_openai_app(llm: Any, *, api_keys: list[str]) -> Any:
@@ -24,9 +31,9 @@ async def build_openai_app(llm: Any, *, api_keys: list[str]) -> Any:
     """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    os.environ.update(_OFF)
     model_config = llm.model_config
     arguments = [
         "--model",

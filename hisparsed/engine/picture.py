@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from hisparsed.engine.compat.detached import detached_blocks
 from hisparsed.engine.host_pool import CountingHostPool
 from hisparsed.engine.invariants import BlockFacts, CountFacts, LedgerPicture
 from hisparsed.engine.ledger import HostLedger
@@ -128,6 +129,5 @@ class LedgerCamera:
             add([spill.host_block])
             states[id(spill.request_state)] = spill.request_state
         for state in states.values():
-            if state.publication is not None and state.publication.detached_blocks is not None:
-                add(state.publication.detached_blocks)
+            add(detached_blocks(state.publication))
         return held

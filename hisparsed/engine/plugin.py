@@ -12,6 +12,7 @@ from typing import Any
 LAUNCHED_ENV = "HISPARSED_ENGINE"
 """Set by hisparsed for the processes it starts."""
 CONTROL_METHOD = "hisparsed_control"
+_HOT_WORKERS = "hisparsed_hot_workers"
 ACTIONS = ("report", "apply", "requests", "canary-begin", "canary-end")
 
 
@@ -26,16 +27,17 @@ def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str,
 
     scheduler, executor = engine_core.scheduler, engine_core.model_executor
     release_host = getattr(executor, "release_host", None)
+    hot = _hot_workers(engine_core)
     if action == "report":
-        counts = getattr(executor, "hot_report", None)
+        counts = getattr(hot, "hot_report", None)
         workers = counts() if counts is not None else WorkerReport(counted=False)
         result = scheduler.hisparsed_report(workers, release_host)
     elif action == "apply":
         command = EngineCommand.model_validate(payload)
-        resize_hot = getattr(executor, "resize_hot", None)
+        resize_hot = getattr(hot, "resize_hot", None)
         result = scheduler.hisparsed_apply(command, resize_hot, release_host)
     elif action == "requests":
-        rows = getattr(executor, "hot_rows", dict)
+        rows = getattr(hot, "hot_rows", dict)
         result = scheduler.hisparsed_requests(rows())
     elif action == "canary-begin":
         scheduler.hisparsed.canary.begin(CanaryCall.model_validate(payload))
@@ -48,15 +50,27 @@ def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str,
     return answer
 
 
+def _hot_workers(engine_core: Any) -> Any:
+    """What answers for hot buffers: an executor of ours, or the workers of vLLM's own."""
+    options = engine_core.scheduler.vllm_config.additional_config.get("hisparsed", {})
+    if options.get("kernels") != "hisparsed":
+        return engine_core.model_executor
+    kept = getattr(engine_core, _HOT_WORKERS, None)
+    if kept is None:
+        from hisparsed.engine.cuda.hot import CudaHot
+
+        kept = CudaHot(engine_core.model_executor)
+        setattr(engine_core, _HOT_WORKERS, kept)
+    return kept
+
+
 def register() -> None:
     """Entry point of group ``vllm.general_plugins``; safe to call many times."""
     if os.environ.get(LAUNCHED_ENV) != "1":
         return
     from vllm.v1.engine.core import EngineCore
 
-    from hisparsed.engine.log_forward import forward_logs
     from hisparsed.engine.parent_watch import end_with_parent
 
     end_with_parent()
-    forward_logs()
     setattr(EngineCore, CONTROL_METHOD, control)

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.core.single_type_kv_cache_manager import HiSparseResidentManager
-from vllm.v1.hisparse.types import ACTIVE_TAIL_PAGES
+
+from hisparsed.engine.compat.admission_cap import admission_cap
+from hisparsed.engine.compat.residency import ACTIVE_TAIL_PAGES
 
 
 class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
@@ -48,7 +50,7 @@ class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
         )
         if apply_admission_cap and total_computed_tokens > num_local_computed_tokens:
             # One more than the cap: the last imported page stays writable beside the steps.
-            return min(int(needed), 1 + int(self.max_admission_blocks_per_request))
+            return min(int(needed), 1 + admission_cap(self))
         return int(needed)
 
     def _add_host_only(self, request_id: str, pages: int) -> None:
@@ -72,7 +74,8 @@ class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
         request_id: str,
         num_local_computed_tokens: int,
         num_external_computed_tokens: int,
-        record_for_zeroing: bool = True,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         before = len(self.req_to_blocks.get(request_id, ()))
         tail_page = (num_local_computed_tokens + num_external_computed_tokens - 1) // (
@@ -80,7 +83,7 @@ class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
         )
         tail_missing = tail_page < before and self.get_resident_page(request_id, tail_page) is None
         super().allocate_external_computed_blocks(
-            request_id, num_local_computed_tokens, num_external_computed_tokens, record_for_zeroing
+            request_id, num_local_computed_tokens, num_external_computed_tokens, *args, **kwargs
         )
         added = len(self.req_to_blocks[request_id]) - before
         # The tail page is always resident afterwards; every other added page is null.
@@ -95,8 +98,12 @@ class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
     def drop_resident_page(self, request_id: str, block_idx: int) -> Any:
         block = super().drop_resident_page(request_id, block_idx)
         if block is not None:
-            self._add_host_only(request_id, 1)
+            self.count_lost_page(request_id)
         return block
+
+    def count_lost_page(self, request_id: str) -> None:
+        """A page of the request is only on the host from now on."""
+        self._add_host_only(request_id, 1)
 
     def pop_blocks_for_free(self, request_id: str) -> list[Any]:
         blocks: list[Any] = super().pop_blocks_for_free(request_id)

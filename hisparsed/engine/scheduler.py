@@ -18,6 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
+from hisparsed.engine.compat.waiting import waiting_queues
 from hisparsed.engine.control import EngineControl
 from hisparsed.engine.holders import loads_are_done, take_back_from_youngest
 from hisparsed.engine.host_memory import ReleaseHost
@@ -89,7 +90,7 @@ class ControlledScheduler:
         picture = StepPicture(
             now_s=self.clock_s(),
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(scheduler.kv_holding_waiting),
+            waiting=sum(map(len, waiting_queues(scheduler))),
             scheduled_tokens=scheduled_tokens,
             transfers=not loads_are_done(scheduler) or self.hisparsed.transfers_in_flight(),
             paused=scheduler.pause_state is not PauseState.UNPAUSED,
@@ -110,7 +111,8 @@ class ControlledScheduler:
             head.num_tokens,
         )
         if remedy is Remedy.LIFT_LIMIT:
-            scheduler.max_num_active_reqs = max(1, scheduler.max_num_active_reqs)
+            limit = self.hisparsed.active_limit
+            limit.set(max(1, limit.most))
         elif remedy is Remedy.NEXT_IN_LINE:
             scheduler.waiting.pop_request()
             scheduler.waiting.add_request(head)

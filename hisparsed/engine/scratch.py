@@ -22,6 +22,16 @@ def scratch_block_count(*, query_len: int, topk: int, block_tokens: int, max_num
     return -(-rows // block_tokens)
 
 
+def whole_step_scratch_blocks(
+    *, query_len: int, topk: int, block_tokens: int, max_num_seqs: int
+) -> int:
+    """Blocks for a step of ``max_num_seqs`` requests at the least lease of one top-k.
+
+    For nodes whose steps are recorded as graphs, which cannot take turns.
+    """
+    return -(-max_num_seqs * (query_len - 1) * topk // block_tokens)
+
+
 def scratch_block_ids(count: int) -> range:
     """The blocks of a pool that gave its first ``count`` away; block 0 is vLLM's null block."""
     return range(1, 1 + count)

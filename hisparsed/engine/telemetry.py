@@ -6,12 +6,14 @@ vLLM's stats and keeps no reference to them.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from hisparsed.control.engine_port import ServingCounters
+from hisparsed.engine.cuda.hisparse_stats import HiSparseStats
 
 
 class HisparsedStatLogger(StatLoggerBase):  # type: ignore[misc]
@@ -27,6 +29,7 @@ class HisparsedStatLogger(StatLoggerBase):  # type: ignore[misc]
         self._ttft_count = 0
         self._itl_sum_s = 0.0
         self._itl_count = 0
+        self._rows = HiSparseStats(vllm_config.parallel_config.world_size)
 
     def record(
         self,
@@ -35,6 +38,8 @@ class HisparsedStatLogger(StatLoggerBase):  # type: ignore[misc]
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
+        if scheduler_stats is not None:
+            self._rows.take(scheduler_stats.kv_connector_stats, time.monotonic())
         if iteration_stats is None:
             return
         prompt = iteration_stats.prompt_token_stats
@@ -65,4 +70,5 @@ class HisparsedStatLogger(StatLoggerBase):  # type: ignore[misc]
             ttft_count=self._ttft_count,
             itl_sum_s=self._itl_sum_s,
             itl_count=self._itl_count,
+            sampled_rows=self._rows.rows(time.monotonic()),
         )

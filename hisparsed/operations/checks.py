@@ -6,24 +6,36 @@ machine or changes it. What holds for CUDA nodes only says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hisparsed.config.kind import NodeKind
 from hisparsed.config.node import NodeConfig
-from hisparsed.operations.findings import Finding, Severity
-from hisparsed.operations.known_faults import KnownFaults, concerning, parse_version
+from hisparsed.control.status_doctor import Severity
+from hisparsed.engine.compat.features import missing_features
+from hisparsed.engine.compat.versions import (
+    OVERRIDE_HINT,
+    WHY_TESTED,
+    Standing,
+    judge,
+    overridden,
+    supported_text,
+)
+from hisparsed.operations.findings import Finding
+from hisparsed.operations.known_faults import KnownFaults, concerning
 from hisparsed.operations.machine import Machine
 from hisparsed.policy.units import format_bytes
 
 GIB = 2**30
 LEFT_FOR_SYSTEM = 0.05
 """Share of the memory that should stay for the engine's processes and the system."""
+LEAST_LEFT = 0.02
+"""Share of the memory below which a node that runs may lose a process."""
 GPU_IDLE_BYTES = 2 * GIB
 """Used memory of a GPU beyond which another program is on it."""
 NUMA_IMBALANCE = 2.0
-SUPPORTED_VLLM = "0.30"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,8 @@ class Question:
     kind: NodeKind
     machine: Machine
     faults: KnownFaults
+    start_problems: tuple[str, ...] = ()
+    """What the node's own start would refuse, memory and GPUs aside."""
 
     @property
     def pins(self) -> bool:
@@ -46,10 +60,12 @@ class Question:
 Check = Callable[[Question], Iterator[Finding]]
 
 
-def examine(question: Question) -> list[Finding]:
-    """Every check has at least one finding, in the order of ``CHECKS``."""
+def examine(
+    question: Question, checks: Mapping[str, tuple[Check, str]] | None = None
+) -> list[Finding]:
+    """Every check has at least one finding, in the order of ``checks`` (``CHECKS``)."""
     findings = []
-    for name, (check, well) in CHECKS.items():
+    for name, (check, well) in (CHECKS if checks is None else checks).items():
         found = list(check(question))
         findings += found or [Finding(name, Severity.OK, well)]
     return findings
@@ -72,7 +88,7 @@ def memory(q: Question) -> Iterator[Finding]:
 
 
 def shared_memory(q: Question) -> Iterator[Finding]:
-    ranks = q.config.engine_args.get("tensor_parallel_size", 1)
+    ranks = q.config.cuda.tensor_parallel_size
     if not q.pins or ranks == 1:
         return
     budget, free = q.config.host_budget, q.machine.shm_free_bytes
@@ -163,15 +179,15 @@ def huge_pages(q: Question) -> Iterator[Finding]:
 def gpus(q: Question) -> Iterator[Finding]:
     if not q.pins:
         return
-    wanted = int(q.config.engine_args.get("tensor_parallel_size", 1))
+    wanted = q.config.cuda.tensor_parallel_size
     found = q.machine.gpus
     if len(found) < wanted:
         yield Finding(
             "gpus",
             Severity.FATAL,
-            f"tensor_parallel_size is {wanted}, but {len(found)} GPUs can be seen",
+            f"cuda.tensor_parallel_size is {wanted}, but {len(found)} GPUs can be seen",
             "the engine gives up after minutes of starting",
-            "check nvidia-smi and CUDA_VISIBLE_DEVICES, or lower tensor_parallel_size",
+            "check nvidia-smi and CUDA_VISIBLE_DEVICES, or lower cuda.tensor_parallel_size",
         )
     for index, gpu in enumerate(found):
         if gpu.processes or gpu.used_bytes > GPU_IDLE_BYTES:
@@ -183,6 +199,35 @@ def gpus(q: Question) -> Iterator[Finding]:
                 "the engine takes what is free and may find too little for the model",
                 f"nvidia-smi -i {index}; end what should not be there",
             )
+
+
+def gpu_clocks(q: Question) -> Iterator[Finding]:
+    for index, gpu in enumerate(q.machine.gpus):
+        if q.pins and gpu.slowed_by:
+            yield Finding(
+                "gpu-clocks",
+                Severity.WARNING,
+                f"GPU {index} ({gpu.name}) is slowed down by {' and '.join(gpu.slowed_by)}",
+                "ranks wait for the slowest GPU, so the whole node decodes at its pace",
+                f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {index}; see to cooling and power",
+            )
+
+
+def memory_left(q: Question) -> Iterator[Finding]:
+    total, free = q.machine.memory_bytes, q.machine.available_bytes
+    if free < total * LEAST_LEFT:
+        yield Finding(
+            "memory-left",
+            Severity.WARNING,
+            f"{format_bytes(free)} of {format_bytes(total)} of memory are left",
+            "when it runs out the system ends a process, often the engine",
+            "see what grows: top -o %MEM, leaked-memory; or lower host_budget at the next restart",
+        )
+
+
+def engine(q: Question) -> Iterator[Finding]:
+    for problem in q.start_problems:
+        yield Finding("engine", Severity.FATAL, problem, "the node's start refuses it too")
 
 
 def ports(q: Question) -> Iterator[Finding]:
@@ -208,14 +253,17 @@ def daemon(q: Question) -> Iterator[Finding]:
 def vllm(q: Question) -> Iterator[Finding]:
     found = q.machine.vllm
     fix = "pip install 'hisparsed[cuda]', or 'hisparsed[cpu]' for the reference node"
-    version = parse_version(found) if found is not None else None
-    if found is None or version is None:
+    if found is None:
         yield Finding("vllm", Severity.FATAL, "vLLM is not installed", "it runs the model", fix)
         return
-    lowest = parse_version(SUPPORTED_VLLM)
-    if lowest is not None and version < lowest:
-        what = f"vLLM {found} is older than {SUPPORTED_VLLM}"
-        yield Finding("vllm", Severity.FATAL, what, "Hybrid HiSparse came with it", fix)
+    verdict = judge(found)
+    if verdict.standing is not Standing.TESTED:
+        starts = verdict.may_start or overridden(q.config.allow_untested_vllm, os.environ)
+        severity = Severity.WARNING if starts else Severity.FATAL
+        tested = f"{fix} brings one of {supported_text()}. {OVERRIDE_HINT}"
+        yield Finding("vllm", severity, verdict.sentence, WHY_TESTED, tested)
+    for sentence in missing_features(q.config, found):
+        yield Finding("vllm", Severity.FATAL, sentence, "the node's start refuses it too")
     if q.pins:
         for fault in concerning(q.faults.vllm, found, q.config):
             what = f"vLLM {found}: {fault.title}"
@@ -223,13 +271,14 @@ def vllm(q: Question) -> Iterator[Finding]:
 
 
 def journal_disk(q: Question) -> Iterator[Finding]:
-    wanted, free = q.config.journal.max_size, q.machine.disk_free_bytes
+    free = q.machine.disk_free_bytes
+    wanted = q.config.journal.max_size - q.machine.journal_bytes
     if free < wanted:
         yield Finding(
             "journal-disk",
             Severity.WARNING,
             f"{q.config.state_dir}: {format_bytes(free)} free, the journal may take "
-            f"{format_bytes(wanted)}",
+            f"{format_bytes(wanted)} more",
             "a full disk stops the journal; requests go on, but no decision is kept",
             "free some space, or lower journal.max_size",
         )
@@ -265,6 +314,8 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "numa": (numa, "memory is balanced between NUMA nodes"),
     "huge-pages": (huge_pages, "huge pages are as wanted"),
     "gpus": (gpus, "GPUs are there and idle, as far as this node needs them"),
+    "gpu-clocks": (gpu_clocks, "no GPU is slowed down by heat or power supply"),
+    "engine": (engine, "model, engine arguments and hot buffers go together"),
     "ports": (ports, "ports are free"),
     "daemon": (daemon, "no other daemon"),
     "vllm": (vllm, "vLLM is there, with no known fault for this node"),
@@ -272,3 +323,9 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "clock": (clock, "the clock is kept"),
 }
 """By name: the check, and what is said where it finds nothing."""
+
+WHILE_RUNNING: dict[str, tuple[Check, str]] = {
+    "memory-left": (memory_left, "memory is left beside the node"),
+    **{name: CHECKS[name] for name in ("leaked-memory", "gpu-clocks", "journal-disk", "clock")},
+}
+"""What can change, and means something, while the node has taken what it needs."""

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from hisparsed.config.kind import GpuProbe, detect_node_kind
 from hisparsed.config.node import load_node_config
+from hisparsed.control.status_doctor import Severity
 from hisparsed.errors import UserError
 from hisparsed.operations.checks import Question, examine
-from hisparsed.operations.findings import Finding, Severity
+from hisparsed.operations.engine_start import start_problems
+from hisparsed.operations.findings import Finding
 from hisparsed.operations.known_faults import load_known_faults
 from hisparsed.operations.leaks import remove_folder, sweep
 from hisparsed.operations.machine import Machine, read_machine
@@ -44,6 +46,7 @@ def visit(document: Path, probe: GpuProbe, *, fix: bool) -> Visit:
         kind=detected.kind,
         machine=machine,
         faults=load_known_faults(),
+        start_problems=start_problems(config, detected.kind),
     )
     findings = examine(question)
     node = f"{detected.kind} node of {document}"

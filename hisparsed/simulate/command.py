@@ -24,6 +24,7 @@ from hisparsed.policy.units import parse_bytes
 from hisparsed.replay.model import Trace
 from hisparsed.replay.options import parse_duration_s, parse_scale
 from hisparsed.replay.trace import SHIPPED_TRACE, load_trace
+from hisparsed.simulate.change import after_change
 from hisparsed.simulate.display import progress_display
 from hisparsed.simulate.measures import Measures
 from hisparsed.simulate.openhands import NAME as OPENHANDS
@@ -33,8 +34,9 @@ from hisparsed.simulate.policies import PolicyChoice, choose_policy, sweep_polic
 from hisparsed.simulate.report import write_report
 from hisparsed.simulate.scale_error import ScaleError, error_text, scale_error
 from hisparsed.simulate.scenario import Scenario, Traffic
-from hisparsed.simulate.summary import Limits, PolicyResult, summarise
+from hisparsed.simulate.summary import Limits, PolicyResult, paired, summarise
 from hisparsed.simulate.table import results_text
+from hisparsed.simulate.variation import parse_factor, varied
 from hisparsed.simulate.workload import Sessions
 
 DEFAULT_USERS = 64
@@ -60,6 +62,9 @@ class SimulateOptions:
     host_budget: str | None
     max_model_len: int | None
     prompt_only: bool
+    misses: str
+    union: str
+    curve_spread: float | None
     ttft_limit: str
     itl_limit: str
     check_scale: str | None
@@ -102,7 +107,12 @@ def run_command(options: SimulateOptions) -> None:
 
 def _scenarios(options: SimulateOptions) -> list[Scenario]:
     """One for each number of users; one alone where sessions start as the trace says."""
-    node = load_node_description(options.node)
+    node = varied(
+        load_node_description(options.node),
+        misses=parse_factor("--misses", options.misses),
+        union=parse_factor("--union", options.union),
+        spread=options.curve_spread,
+    )
     duration_s = parse_duration_s("--for", options.duration)
     warmup_s = duration_s / 4
     if options.warmup is not None:
@@ -181,6 +191,7 @@ def _run_all(
 
     results: list[PolicyResult] = []
     runs: dict[str, Measures] = {}
+    first: dict[int, Measures] = {}
     seeds = range(options.seed, options.seed + options.seeds)
     count = len(policies) * len(scenarios) * len(seeds)
     with (
@@ -190,6 +201,7 @@ def _run_all(
         for number, (scenario, policy) in enumerate(
             (scenario, policy) for scenario in scenarios for policy in policies
         ):
+            base = number % len(policies) == 0
             for seed in seeds:
                 label = scenario_label(scenario, policy, len(scenarios))
                 display.begin(f"{label}, seed {seed}")
@@ -205,7 +217,14 @@ def _run_all(
                     progress=display.at,
                 )
                 runs.setdefault(label, measures)
-                results.append(_summary(scenario, policy, seed, measures, limits))
+                if base:
+                    first[seed] = measures
+                result = _summary(scenario, policy, seed, measures, limits)
+                result = paired(result, measures, first[seed])
+                if options.then is not None:
+                    change_s, scale = scenario.duration_s / 2, float(scenario.scale)
+                    result = after_change(result, measures, change_s, scale)
+                results.append(result)
     return results, runs
 
 

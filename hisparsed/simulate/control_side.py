@@ -86,7 +86,7 @@ class LoopControl:
     ) -> None:
         clock = node.clock
         self.admission: Admission | None = None
-        self._source = PolicySource(path, wall_clock=clock.unix_s)
+        self._source = PolicySource(path, clock=clock.now_s, wall_clock=clock.unix_s)
         self._journal = Journal(
             JournalWriter(
                 journal_folder or Path(),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from hisparsed.engine.simulated.node import SimulatedCall, SimulatedNode
 from hisparsed.simulate.control_side import ControlSide
+from hisparsed.simulate.gate import Gate, Verdict
 from hisparsed.simulate.measures import BareSample, CallTimes, Measures, sample_of
 from hisparsed.simulate.workload import PlannedCall, Play, Players
 
@@ -20,11 +21,13 @@ STUCK_STEP_S = 0.05
 """How far time goes when requests wait, nothing moves and nothing else is due."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Playing:
     play: Play
     number: int
     call: PlannedCall
+    arrived_s: float | None = None
+    """Since when its call is held at the gate."""
 
 
 class Driver:
@@ -49,6 +52,7 @@ class Driver:
         self._due: list[tuple[float, int, _Playing]] = []
         self._order = 0
         self._open: dict[str, tuple[_Playing, CallTimes]] = {}
+        self._gate: Gate[_Playing] = Gate()
 
     def run(self) -> Measures:
         """Until the measures' end; returns them filled."""
@@ -60,7 +64,8 @@ class Driver:
         while clock.now_s() < measures.until_s:
             now_s = clock.now_s()
             while self._due and self._due[0][0] <= now_s:
-                self._send(heapq.heappop(self._due)[2])
+                self._arrive(heapq.heappop(self._due)[2])
+            self._let_in(now_s)
             if now_s >= next_tick_s:
                 self._control.tick()
                 next_tick_s = max(next_tick_s + self._control.tick_s, now_s)
@@ -91,6 +96,7 @@ class Driver:
                 times.finished_s = clock.now_s()
                 times.failed = one.failed
                 del self._open[one.request_id]
+                self._gate.finished(playing)
                 self._next_call(playing)
         if executed or not self._node.busy:
             return
@@ -116,6 +122,9 @@ class Driver:
             if at_s < play.until_s:
                 self._at(at_s, playing)
             return
+        self._next_play(play, now_s)
+
+    def _next_play(self, play: Play, now_s: float) -> None:
         following = self._players.following(play, now_s)
         if following is not None:
             self._begin(following)
@@ -124,22 +133,52 @@ class Driver:
         self._order += 1
         heapq.heappush(self._due, (at_s, self._order, playing))
 
-    def _send(self, playing: _Playing) -> None:
-        call, play, now_s = playing.call, playing.play, self._node.clock.now_s()
+    def _arrive(self, playing: _Playing) -> None:
+        call, now_s = playing.call, self._node.clock.now_s()
+        verdict = self._gate.arrive(
+            playing,
+            tokens=call.input_tokens + call.output_tokens,
+            new_session=playing.number == playing.play.first_call,
+            admission=self._control.admission,
+            waiting=self._node.counts()[1],
+            now_s=now_s,
+        )
+        if verdict is Verdict.SEND:
+            self._send(playing, now_s)
+        elif verdict is Verdict.HELD:
+            playing.arrived_s = now_s
+        elif verdict is Verdict.REFUSED:
+            self._refuse(playing)
+        else:
+            # A client cannot go on with a session whose next call is too long.
+            self._measures.refused += 1
+            self._next_play(playing.play, now_s)
+
+    def _let_in(self, now_s: float) -> None:
+        due = self._gate.due(self._control.admission, self._node.counts()[1], now_s)
+        for playing in due.send:
+            arrived_s = now_s if playing.arrived_s is None else playing.arrived_s
+            playing.arrived_s = None
+            self._send(playing, arrived_s)
+        for playing in due.refused:
+            playing.arrived_s = None
+            self._refuse(playing)
+
+    def _refuse(self, playing: _Playing) -> None:
+        """As a client does that got 429 with Retry-After."""
         admission = self._control.admission
-        if admission is not None and playing.number == play.first_call:
-            limit = admission.max_waiting_sessions
-            if limit is not None and self._node.counts()[1] >= limit:
-                # As a client does that got 429 with Retry-After.
-                self._measures.refused += 1
-                self._at(now_s + admission.retry_after_s, playing)
-                return
+        self._measures.refused += 1
+        after_s = 0.0 if admission is None else admission.retry_after_s
+        self._at(self._node.clock.now_s() + after_s, playing)
+
+    def _send(self, playing: _Playing, arrived_s: float) -> None:
+        call, play = playing.call, playing.play
         times = CallTimes(
             play.name,
             playing.number,
             call.input_tokens,
             call.output_tokens,
-            now_s,
+            arrived_s,
         )
         self._measures.calls.append(times)
         request_id = f"{play.name}.{playing.number}"

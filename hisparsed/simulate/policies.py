@@ -1,13 +1,14 @@
 """Which policy steers a run: `--policy` and `--sweep` as documents, and stock vLLM beside them.
 
 A policy is written NAME or NAME,KEY=VALUE,...: a shipped policy, a file, `stock` or `standard`; the
-keys are those of the policy document. `pools.hisparse=75%` stands for a split that is fixed there.
+keys are those of the policy document. `pools.hisparse=75%` stands for a split that is fixed there;
+`copies=8` and `offload.policy | threshold | prompt_only` are of the node, not of the document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,19 @@ STANDARD = "standard"
 """vLLM without HiSparse: all KV on the GPU, all of it offloaded to the host budget."""
 FIXED_SPLIT = "pools.hisparse"
 _MOST_STEPS = 200
+_MOST_COUNT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """vLLM's own options of the offload pool, and how many copies of the indexer it keeps."""
+
+    eviction: str = "lru"
+    threshold: int = 0
+    """A chunk is stored once it was offered so often; below 2, at once."""
+    prompt_only: bool = False
+    copies: int | None = None
+    """``None``: as stock vLLM or this node has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,7 @@ class PolicyChoice:
     name: str
     text: str | None
     hisparse_share: float = 0.75
+    store: Store = Store()
 
     @property
     def hisparse(self) -> bool:
@@ -44,11 +59,11 @@ class PolicyChoice:
 def choose_policy(spec: str) -> PolicyChoice:
     """Raises ``UserError`` for what is not known, ``ConfigError`` for a wrong document."""
     name, *settings = spec.split(",")
-    pairs = [_pair(setting) for setting in settings]
+    store, pairs = _store(spec, [_pair(setting) for setting in settings])
     if name == STOCK:
-        return _stock(spec, pairs)
+        return _stock(spec, pairs, store)
     if name == STANDARD and not pairs:
-        return PolicyChoice(spec, None, 0.0)
+        return PolicyChoice(spec, None, 0.0, store)
     text = _document(name).read_text()
     if pairs:
         tree = read_tree(text, spec).value
@@ -57,7 +72,7 @@ def choose_policy(spec: str) -> PolicyChoice:
                 _put(tree, own_key, own_value)
         text = yaml.safe_dump(tree, sort_keys=False)
     parse_policy(text, spec)
-    return PolicyChoice(spec, text)
+    return PolicyChoice(spec, text, store=store)
 
 
 def sweep_policies(base: str, sweep: str) -> list[PolicyChoice]:
@@ -66,17 +81,45 @@ def sweep_policies(base: str, sweep: str) -> list[PolicyChoice]:
     return [choose_policy(f"{base},{key}={one}") for one in _values(value)]
 
 
-def _stock(spec: str, pairs: list[tuple[str, str]]) -> PolicyChoice:
+def _store(spec: str, pairs: list[tuple[str, str]]) -> tuple[Store, list[tuple[str, str]]]:
+    """What is of the offload pool itself, and the pairs that are not."""
+    found, rest = Store(), []
+    for key, value in pairs:
+        if key == "offload.policy":
+            if value not in ("lru", "arc"):
+                raise UserError(f"--policy {spec}: offload.policy is lru or arc, not {value}")
+            found = replace(found, eviction=value)
+        elif key == "offload.threshold":
+            found = replace(found, threshold=_count(spec, key, value))
+        elif key == "offload.prompt_only":
+            if value not in ("true", "false"):
+                raise UserError(f"--policy {spec}: {key} is true or false, not {value}")
+            found = replace(found, prompt_only=value == "true")
+        elif key == "copies":
+            found = replace(found, copies=_count(spec, key, value))
+        else:
+            rest.append((key, value))
+    return found, rest
+
+
+def _count(spec: str, key: str, value: str) -> int:
+    if not value.isdecimal() or not 1 <= int(value) <= _MOST_COUNT:
+        raise UserError(f"--policy {spec}: {key} is a whole number of 1 to {_MOST_COUNT}")
+    return int(value)
+
+
+def _stock(spec: str, pairs: list[tuple[str, str]], store: Store) -> PolicyChoice:
     share = 0.75
     for key, value in pairs:
         if key != FIXED_SPLIT:
             raise UserError(
-                f"--policy {spec}: stock vLLM has no {key}; only {FIXED_SPLIT} is known"
+                f"--policy {spec}: stock vLLM has no {key}; {FIXED_SPLIT}, copies and offload.* "
+                "are known"
             )
         share = _share(value)
     if share == 0:
         raise UserError(f"--policy {spec}: without a HiSparse pool write {STANDARD}")
-    return PolicyChoice(spec, None, share)
+    return PolicyChoice(spec, None, share, store)
 
 
 def _document(name: str) -> Path:

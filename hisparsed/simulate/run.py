@@ -18,6 +18,7 @@ from hisparsed.engine.simulated.node import SimulatedNode
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions, scaled_seqs, step_tokens
 from hisparsed.errors import UserError
 from hisparsed.plan.layout import real_layout, stock_copies
+from hisparsed.policy.bounds import highest_multiplier
 from hisparsed.policy.effective import parse_policy
 from hisparsed.policy.reasons import Lever
 from hisparsed.simulate.control_side import ControlSide, LoopControl, StaticControl
@@ -59,7 +60,11 @@ def run_policy(
         max_lease_rows=_lease_rows(scenario, policy) if policy.hisparse else 0,
         max_model_len=_max_model_len(scenario),
         scale=scenario.scale,
-        offload_prompt_only=scenario.offload_prompt_only,
+        offload_prompt_only=scenario.offload_prompt_only or policy.store.prompt_only,
+        eviction=policy.store.eviction,
+        store_threshold=policy.store.threshold,
+        # What stock vLLM's copies cost is in its sizes.
+        copies=1 if policy.text is None else policy.store.copies or 1,
         hisparse=policy.hisparse,
         scratch=policy.text is not None,
         seed=seed,
@@ -154,7 +159,7 @@ def _lease_rows(scenario: Scenario, policy: PolicyChoice) -> int:
     wanted = (query + 1) * topk
     if policy.text is not None:
         variants = parse_policy(policy.text, policy.name).variants.values()
-        wanted = math.ceil(max(one.hot.max for one in variants) * query * topk)
+        wanted = math.ceil(max(highest_multiplier(one, query) for one in variants) * topk)
     least = query * topk
     layout = real_layout(node, 1)
     tokens = layout.block_tokens
@@ -183,7 +188,8 @@ def _stock_sizes(scenario: Scenario, policy: PolicyChoice) -> tuple[int, int]:
     Stock pools are apart, padded to pages and hold a copy of the indexer for each GPU; here the
     same number of blocks and chunks is put into one budget.
     """
-    layout = real_layout(scenario.node, stock_copies(scenario.node))
+    copies = policy.store.copies or stock_copies(scenario.node)
+    layout = real_layout(scenario.node, copies)
     model, tokens = scenario.node.model, layout.block_tokens
     host_block = model.layers * model.row_bytes * tokens
     chunk = len(model.index_leaders()) * model.index_row_bytes * tokens

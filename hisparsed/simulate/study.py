@@ -2,9 +2,8 @@
 
     python -m hisparsed.simulate.study --traces FOLDER --data FOLDER [--only NAME] [docs/study.md]
 
-Every experiment is a call of `hisparsed simulate`, so that each can be repeated alone. Results
-are kept in the data folder; what is there is not run again. The words between the tables are
-written by hand.
+Results are kept in the data folder, one file for each experiment and seed; what is there is not
+run again. The words between the tables are written by hand.
 """
 
 from __future__ import annotations
@@ -14,98 +13,41 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hisparsed.errors import UserError
+from hisparsed.simulate.experiments import EXPERIMENTS, Experiment
 from hisparsed.simulate.summary import PolicyResult
-from hisparsed.simulate.table import HEADS, rows
-
-ADAPTIVE = "policy,hot.min=0.25,hot.start=0.5,hot.max=1.25"
-"""The shipped policy with hot buffers from 1x to 5x top-k, as MTP3 allows with scratch rows."""
-_AGENTS = "{traces}/claude-code-128k.jsonl.gz"
-_CHAT = "{traces}/mooncake-conversation.jsonl.gz"
+from hisparsed.simulate.table import HEADS, grouped, rows
 
 
-@dataclass(frozen=True, slots=True)
-class Experiment:
-    """``name`` is that of its table; ``policies`` and ``options`` as on the command line."""
-
-    name: str
-    policies: Sequence[str]
-    options: Sequence[str]
-
-    def command(self, traces: str) -> list[str]:
-        """Arguments of `hisparsed`."""
-        policies = [part for policy in self.policies for part in ("--policy", policy)]
-        return ["simulate", *(one.format(traces=traces) for one in self.options), *policies]
-
-
-_TIME = ("--for", "20m", "--warmup", "5m")
-_NO_ADMISSION = f"{ADAPTIVE},levers.admission.mode=off"
-EXPERIMENTS = (
-    Experiment(
-        "openhands",
-        ("standard", "stock", ADAPTIVE),
-        (
-            *("--trace", "openhands", "--users", "32"),
-            *("--for", "3m", "--warmup", "1m", "--scale", "1/2"),
-        ),
-    ),
-    Experiment(
-        "ample",
-        (
-            *("stock", ADAPTIVE, f"{ADAPTIVE},pools.hisparse=90%"),
-            *(f"{ADAPTIVE},pools.hisparse=97%", _NO_ADMISSION),
-        ),
-        ("--trace", _AGENTS, "--users", "64", "--for", "30m"),
-    ),
-    Experiment(
-        "near",
-        ("stock", ADAPTIVE, _NO_ADMISSION),
-        ("--trace", _AGENTS, "--users", "128", *_TIME),
-    ),
-    Experiment(
-        "crowded",
-        ("stock", ADAPTIVE, _NO_ADMISSION),
-        ("--trace", _AGENTS, "--users", "192", *_TIME),
-    ),
-    Experiment(
-        "split",
-        tuple(f"{ADAPTIVE},pools.hisparse={share}%" for share in (75, 85, 90, 95, 97)),
-        ("--trace", _AGENTS, "--users", "128", *_TIME, "--seeds", "2"),
-    ),
-    Experiment(
-        "change",
-        ("stock", ADAPTIVE),
-        ("--trace", _AGENTS, "--users", "128", "--then", _CHAT, *_TIME),
-    ),
-    Experiment("chat", ("stock", ADAPTIVE), ("--trace", _CHAT, *_TIME, "--seeds", "2")),
-    Experiment(
-        "hot",
-        (
-            "policy",
-            f"{ADAPTIVE},hot.start=1.25,levers.multiplier.mode=off",
-            f"{ADAPTIVE},levers.multiplier.mode=off",
-            ADAPTIVE,
-        ),
-        ("--trace", _AGENTS, "--users", "128", *_TIME, "--seeds", "2"),
-    ),
-)
+def run(experiment: Experiment, seed: int, traces: str, data: Path) -> None:
+    """Unless its results are there. Raises ``UserError`` when it fails."""
+    path = _path(experiment, seed, data)
+    if path.is_file():
+        return
+    arguments = experiment.command(traces, "--seed", str(seed))
+    command = [sys.executable, "-m", "hisparsed", *arguments, "--json"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603
+    if ended.returncode:
+        raise UserError(f"study: {experiment.name} ended with exit code {ended.returncode}")
+    data.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(ended.stdout)
 
 
-def results_of(experiment: Experiment, traces: str, data: Path) -> list[PolicyResult]:
-    """From the data folder, or by running it. Raises ``UserError`` when that fails."""
-    path = data / f"{experiment.name}.json"
-    if not path.is_file():
-        command = [sys.executable, "-m", "hisparsed", *experiment.command(traces), "--json"]
-        ended = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603
-        if ended.returncode:
-            raise UserError(f"study: {experiment.name} ended with exit code {ended.returncode}")
-        data.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(ended.stdout)
-    document = json.loads(path.read_text("utf-8"))
-    return [PolicyResult.model_validate(one) for one in document["policies"]]
+def results_of(experiment: Experiment, data: Path) -> list[PolicyResult]:
+    """Of all seeds that have been run."""
+    found = []
+    for seed in range(experiment.seeds):
+        path = _path(experiment, seed, data)
+        if path.is_file():
+            document = json.loads(path.read_text("utf-8"))
+            found += [PolicyResult.model_validate(one) for one in document["policies"]]
+    return found
+
+
+def _path(experiment: Experiment, seed: int, data: Path) -> Path:
+    return data / f"{experiment.name}-{seed}.json"
 
 
 def with_table(document: str, name: str, table: str) -> str:
@@ -120,10 +62,37 @@ def with_table(document: str, name: str, table: str) -> str:
 
 def markdown(experiment: Experiment, results: Sequence[PolicyResult]) -> str:
     """The command and its figures."""
-    command = " ".join(["hisparsed", *experiment.command("TRACES")])
+    seeds = len({one.seed for one in results})
+    chosen = ("--seeds", str(seeds)) if seeds > 1 else ()
+    command = " ".join(["hisparsed", *experiment.command("TRACES", *chosen)])
     lines = ["", f"`{command}`", "", _row(HEADS), _row(["---"] * len(HEADS))]
     lines += [_row([f"`{name}`", *cells]) for name, *cells in rows(results)]
+    if experiment.oracle:
+        lines += ["", against_best(results)]
+    if any(one.settled_s is not None for one in results):
+        lines += ["", recovery(results)]
     return "\n".join(lines) + "\n\n"
+
+
+def against_best(results: Sequence[PolicyResult]) -> str:
+    """The first policy's calls by those of the best other one, seed by seed."""
+    shares = []
+    for seed in sorted({one.seed for one in results}):
+        first, *others = (one for one in results if one.seed == seed)
+        best = max(others, key=lambda one: one.calls)
+        shares.append(f"{first.calls / max(1, best.calls):.1%} (`{best.name}`)")
+    return f"`{results[0].name}` against the best of the others, by seed: {', '.join(shares)}."
+
+
+def recovery(results: Sequence[PolicyResult]) -> str:
+    """What followed a change of traffic."""
+    parts = []
+    for group in grouped(results):
+        late = [one.recovered_calls_per_hour or 0.0 for one in group]
+        settled = max(one.settled_s or 0.0 for one in group)
+        mean = sum(late) / len(late)
+        parts.append(f"`{group[0].name}` {mean:,.0f} calls/h, split at rest after {settled:.0f}s")
+    return f"From five minutes after the change on: {'; '.join(parts)}."
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -135,15 +104,19 @@ def main() -> None:
     parser.add_argument("--traces", required=True, help="folder with the traces")
     parser.add_argument("--data", required=True, type=Path, help="folder for the results")
     parser.add_argument("--only", choices=[one.name for one in EXPERIMENTS], action="append")
+    parser.add_argument("--seeds", type=int, default=sys.maxsize, help="at most so many of each")
     parser.add_argument("document", nargs="?", type=Path, default=Path("docs/study.md"))
     given = parser.parse_args()
-    for experiment in EXPERIMENTS:
-        if given.only and experiment.name not in given.only:
-            continue
-        results = results_of(experiment, given.traces, given.data)
-        text = given.document.read_text("utf-8")
-        table = markdown(experiment, results)
-        given.document.write_text(with_table(text, experiment.name, table), "utf-8")
+    chosen = [one for one in EXPERIMENTS if not given.only or one.name in given.only]
+    for seed in range(min(given.seeds, max(one.seeds for one in chosen))):
+        for experiment in chosen:
+            if seed < experiment.seeds:
+                run(experiment, seed, given.traces, given.data)
+    text = given.document.read_text("utf-8")
+    for experiment in chosen:
+        table = markdown(experiment, results_of(experiment, given.data))
+        text = with_table(text, experiment.name, table)
+    given.document.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -56,6 +56,16 @@ class PolicyResult(BaseModel):
     refused: int
     failed: int
     steps: int
+    paired_calls: int = 0
+    """Calls that this policy and the first one of the table both finished."""
+    paired_ttft_p99_s: float = 0.0
+    """Of those calls, under this policy."""
+    base_ttft_p99_s: float = 0.0
+    """Of those calls, under the first policy."""
+    recovered_calls_per_hour: float | None = None
+    """From five minutes after a change of traffic on; ``None`` where it did not change."""
+    settled_s: float | None = None
+    """From the change until the split had arrived where it ended."""
 
 
 def summarise(
@@ -106,6 +116,23 @@ def summarise(
         refused=measures.refused,
         failed=sum(call.failed for call in measures.calls),
         steps=measures.steps,
+    )
+
+
+def paired(result: PolicyResult, measures: Measures, base: Measures) -> PolicyResult:
+    """``result`` of ``measures`` with the waits of the calls that ``base`` finished too.
+
+    Calls are the same where the play of a session and the number of the call in it are.
+    """
+    own = {(call.play, call.index): call.ttft_s for call in finished_calls(measures)}
+    others = {(call.play, call.index): call.ttft_s for call in finished_calls(base)}
+    both = own.keys() & others.keys()
+    return result.model_copy(
+        update={
+            "paired_calls": len(both),
+            "paired_ttft_p99_s": quantile(sorted(own[one] for one in both), 0.99),
+            "base_ttft_p99_s": quantile(sorted(others[one] for one in both), 0.99),
+        }
     )
 
 

@@ -21,6 +21,7 @@ HEADS = (
     "running",
     "TTFT p50",
     "p99",
+    "p99 of both",
     "ITL",
     "load",
     "link",
@@ -46,6 +47,15 @@ def results_text(results: Sequence[PolicyResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _both(group: Sequence[PolicyResult]) -> str:
+    """The p99 of calls that the first policy finished too, here and there."""
+    if not any(one.paired_calls for one in group):
+        return "-"
+    own = sum(one.paired_ttft_p99_s for one in group) / len(group)
+    base = sum(one.base_ttft_p99_s for one in group) / len(group)
+    return f"{own:.0f}s / {base:.0f}s"
+
+
 def _row(group: Sequence[PolicyResult]) -> tuple[str, ...]:
     def mean(name: str) -> float:
         return float(sum(getattr(one, name) for one in group)) / len(group)
@@ -68,6 +78,7 @@ def _row(group: Sequence[PolicyResult]) -> tuple[str, ...]:
         f"{mean('occupancy'):.1f}",
         f"{mean('ttft_p50_s'):.1f}s",
         f"{mean('ttft_p99_s'):.0f}s",
+        _both(group),
         f"{mean('itl_p50_s') * 1e3:.0f}ms",
         f"{mean('load'):.2f}",
         f"{mean('link_use'):.0%}",

@@ -173,7 +173,7 @@ class ClosedLoop:
         self._name = name
         self._draw = [Random(f"{seed} {name} user {user}") for user in range(users)]
         self._user_of: dict[str, int] = {}
-        self._instances = 0
+        self._laps = [0] * users
 
     def first(self) -> list[Play]:
         found = []
@@ -190,8 +190,9 @@ class ClosedLoop:
         return self._play(user, session, 0, now_s) if now_s < self._until_s else None
 
     def _play(self, user: int, session: int, call: int, start_s: float) -> Play:
-        self._instances += 1
-        name = f"{self._name}{session}.{self._instances}"
+        # By user and lap, so that calls of two policies can be told to be the same.
+        self._laps[user] += 1
+        name = f"{self._name}{user}.{self._laps[user]}"
         self._user_of[name] = user
         calls = islice(self._sessions.play(session, name), call, None)
         return Play(name, call, start_s, self._until_s, calls)

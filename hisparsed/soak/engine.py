@@ -62,7 +62,7 @@ class InProcessEngine:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from hisparsed.engine.launch import reference_vllm_config
+        from hisparsed.engine.reference.launch import vllm_config as reference_vllm_config
 
         self._clock = clock
         self._llm = LLMEngine.from_vllm_config(

@@ -42,7 +42,7 @@ def test_shipped_document_states_the_defaults() -> None:
 
 
 def test_relative_paths_start_at_the_document(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("secret\n")
+    write_keys(tmp_path, "secret\n")
     text = "host_budget: 1GiB\npolicy: sub/p.yaml\nstate_dir: /var/x\ncontrol_socket: c.sock\n"
     config = load(tmp_path, text + "api: {api_key_file: keys}\n").value
     assert config.policy == tmp_path / "sub/p.yaml"
@@ -137,16 +137,29 @@ def test_a_simulated_node_needs_no_memory(tmp_path: Path) -> None:
     assert config.host_budget == 1536 * 2**30
 
 
+def write_keys(folder: Path, text: str, mode: int = 0o640) -> None:
+    (folder / "keys").write_text(text)
+    (folder / "keys").chmod(mode)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o602, 0o777])
+def test_a_key_file_that_everybody_may_open_is_refused(tmp_path: Path, mode: int) -> None:
+    write_keys(tmp_path, "one\n", mode)
+    (open_one,) = problems(tmp_path, "host_budget: 1GiB\napi: {api_key_file: keys}\n")
+    assert f"open to every user of this machine (mode {mode:04o})" in open_one.message
+    assert open_one.hint == f"chmod 0640 {tmp_path / 'keys'}"
+
+
 def test_key_file_must_hold_a_key(tmp_path: Path) -> None:
     text = "host_budget: 1GiB\napi:\n  host: 0.0.0.0\n  api_key_file: keys\n"
     (missing,) = problems(tmp_path, text)
     assert (missing.line, missing.key) == (4, ("api", "api_key_file"))
     assert missing.message == f"{tmp_path / 'keys'} cannot be read: No such file or directory"
-    (tmp_path / "keys").write_text("\n \n")
+    write_keys(tmp_path, "\n \n")
     (empty,) = problems(tmp_path, text)
     assert empty.message == f"{tmp_path / 'keys'} holds no key"
     assert empty.hint == "put one key a line into it"
-    (tmp_path / "keys").write_text("\n one \ntwo\n")
+    write_keys(tmp_path, "\n one \ntwo\n")
     assert load(tmp_path, text).value.api.host == "0.0.0.0"  # noqa: S104 (the point of the test)
 
 
@@ -182,3 +195,11 @@ def test_the_journals_limits_can_be_set_within_reason(tmp_path: Path) -> None:
     path.write_text("host_budget: 1GiB\njournal: {max_size: 1MiB}\n")
     with pytest.raises(ConfigError, match=r"journal\.max_size"):
         load_node_config(path, memory_bytes=MEMORY)
+
+
+def test_limits_on_clients_are_bounded_themselves(tmp_path: Path) -> None:
+    text = "host_budget: 1GiB\napi: {limits: {header_timeout: 3s}}\n"
+    limits = load(tmp_path, text).value.api.limits
+    assert (limits.header_timeout, limits.connections) == (3.0, 4_096)
+    for wrong in ("connections: 3", "body_timeout: 0s", "idle: 4s"):
+        assert problems(tmp_path, f"host_budget: 1GiB\napi: {{limits: {{{wrong}}}}}\n")

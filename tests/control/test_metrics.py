@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hisparsed.control.engine_port import SampledRows
 from hisparsed.control.metric_table import METRICS
 from hisparsed.control.metrics import metrics_document
 from hisparsed.control.status import CanaryState, CanaryStatus
+from hisparsed.control.status_engine import EngineLifeStatus, EngineState
+from hisparsed.control.status_gpus import GpuCard, GpusStatus
 from hisparsed.policy.reasons import Lever
 
 ROOT = Path(__file__).parents[2]
+A_GPU = GpuCard(
+    index=3,
+    name="H200",
+    uuid="GPU-3",
+    memory_used_bytes=100,
+    memory_total_bytes=141,
+    utilization=0.5,
+    pcie_rx_bytes_per_s=37e9,
+    pcie_tx_bytes_per_s=1e9,
+    slowed_by=["thermal-hardware"],
+    lost=False,
+)
 
 
 def samples(node: Any) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -113,6 +129,12 @@ async def test_every_metric_has_samples_and_stands_in_the_document(node: Any) ->
     node.board.canary = lambda: CanaryStatus(
         state=CanaryState.OK, sentence="equal", last_unix_s=1_700_000_000.0
     )
+    node.board.gpus = lambda: GpusStatus(age_s=0.5, cards=[A_GPU])
+    sampled = SampledRows(hits=3, misses=1, h2d_bytes=656, age_s=40.0)
+    node.engine.counters = replace(node.engine.counters, sampled_rows=sampled)
+    node.board.engine = lambda: EngineLifeStatus(
+        state=EngineState.SERVING, since_unix_s=1_700_000_000.0, sentence="", last_start_s=12.0
+    )
     await node.ticks(2)
     page = {name for name, _ in samples(node)}
     missing = {metric.name for metric in METRICS} - page
@@ -128,3 +150,60 @@ def test_counters_are_named_as_counters_and_units_are_base_units() -> None:
     for metric in METRICS:
         assert metric.name.endswith("_total") == metric.is_counter, metric.name
         assert not metric.name.endswith(("_ms", "_us", "_kib", "_gb")), metric.name
+
+
+async def test_a_gpu_is_told_by_its_number_and_what_slows_it(node: Any) -> None:
+    await node.loop.start()
+    node.board.gpus = lambda: GpusStatus(age_s=0.5, cards=[A_GPU])
+    await node.ticks(1)
+    seen = samples(node)
+    assert seen["hisparsed_gpu_memory_used_bytes", ("3",)] == 100
+    assert seen["hisparsed_gpu_pcie_bytes_per_second", ("in", "3")] == 37e9
+    assert seen["hisparsed_gpu_pcie_bytes_per_second", ("out", "3")] == 1e9
+    assert seen["hisparsed_gpu_slowed", ("3", "thermal-hardware")] == 1
+    assert seen["hisparsed_gpu_slowed", ("3", "power-cap")] == 0
+    assert seen["hisparsed_gpu_lost", ("3",)] == 0
+    assert seen["hisparsed_gpu_reading_age_seconds", ()] == 0.5
+
+
+async def test_what_a_lost_gpu_no_longer_tells_is_left_out(node: Any) -> None:
+    unknown = dict.fromkeys(
+        (
+            "memory_used_bytes",
+            "memory_total_bytes",
+            "utilization",
+            "pcie_rx_bytes_per_s",
+            "pcie_tx_bytes_per_s",
+            "slowed_by",
+        )
+    )
+    lost = A_GPU.model_copy(update={**unknown, "lost": True})
+    await node.loop.start()
+    node.board.gpus = lambda: GpusStatus(age_s=0.5, cards=[lost])
+    await node.ticks(1)
+    told = {name for name, _ in samples(node) if name.startswith("hisparsed_gpu_")}
+    assert "hisparsed_gpu_lost" in told
+    assert not told & {
+        "hisparsed_gpu_memory_used_bytes",
+        "hisparsed_gpu_pcie_bytes_per_second",
+        "hisparsed_gpu_slowed",
+        "hisparsed_gpu_utilization_ratio",
+    }
+
+
+async def test_rows_that_nobody_counts_are_left_out_and_not_zero(node: Any) -> None:
+    hot = (await node.engine.report()).hot
+    node.engine.changes = {"hot": hot.model_copy(update={"counted": False})}
+    sampled = SampledRows(hits=30, misses=10, h2d_bytes=656, age_s=40.0)
+    node.engine.counters = replace(node.engine.counters, sampled_rows=sampled)
+    await node.loop.start()
+    await node.ticks(1)
+    seen = samples(node)
+    assert not {name for name, _ in seen} & {
+        "hisparsed_hot_rows_total",
+        "hisparsed_hot_references_total",
+        "hisparsed_h2d_bytes_total",
+    }
+    assert seen["hisparsed_hot_sample_age_seconds", ()] == 40.0
+    shown = node.board.status().observed.hot
+    assert (shown.hits_total, shown.sampled.hits_total) == (None, 30)

@@ -151,7 +151,7 @@ async def test_set_show_and_unset(served: Any, monkeypatch: pytest.MonkeyPatch) 
 async def test_a_refused_value_says_why(served: Any) -> None:
     result = await command(served, "policy", "set", "hot.max", "0.5", "--for", "1h")
     assert isinstance(result.exception, UserError)
-    assert str(result.exception).startswith("hot.max: max 0.5 is below min 1.0")
+    assert str(result.exception).startswith("hot.max: 0.5 is too small; write 1 or more")
 
 
 async def test_show_tells_of_rejection_restart_and_schedules(served: Any) -> None:

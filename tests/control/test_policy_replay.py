@@ -107,6 +107,28 @@ def test_two_runs_are_decided_apart(node: Any, journal: Path) -> None:
     assert replay(journal, node.policy_path.read_text()).runs == 2
 
 
+def test_engines_of_one_run_are_decided_apart(node: Any, journal: Path) -> None:
+    """As they were: each engine's loop begins at tick 1, and knows of no move before."""
+    text = node.policy_path.read_text()
+    once = text.replace("cool_down: 2s", "cool_down: 1h").replace(": 1s\n", ": 1h\n")
+    once = once.replace("tick: 1h", "tick: 1s")
+    assert once != text
+    assert replay(journal, once).levers[Lever.SPLIT].replayed_moves == 1
+    with closing(sqlite3.connect(journal)) as database, database:
+        rows = database.execute("SELECT * FROM ticks ORDER BY id").fetchall()
+        marks = ",".join("?" * len(rows[0]))
+        again = [(row[0] + rows[-1][0], *row[1:]) for row in rows]
+        database.executemany(f"INSERT INTO ticks VALUES ({marks})", again)  # noqa: S608
+        database.execute(
+            "UPDATE ticks SET snapshot = json_set(snapshot, '$.at_s',"
+            " json_extract(snapshot, '$.at_s') + 60) WHERE id > ?",
+            (rows[-1][0],),
+        )
+    found = replay(journal, once)
+    assert (found.ticks, found.runs) == (2 * TICKS, 1)
+    assert found.levers[Lever.SPLIT].replayed_moves == 2, "one for each engine"
+
+
 def test_a_tick_that_cannot_be_read_is_left_out_and_counted(node: Any, journal: Path) -> None:
     with closing(sqlite3.connect(journal)) as database, database:
         database.execute("UPDATE ticks SET snapshot = '{}' WHERE id = 3")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hisparsed.control.engine_port import ServingCounters
+from hisparsed.control.engine_port import SampledRows, ServingCounters
+from hisparsed.control.status_gpus import GpuCard, GpusStatus
 from hisparsed.control.status_text import status_page
 
 
@@ -47,3 +48,41 @@ async def test_what_a_node_does_not_know_is_left_out(node: Any) -> None:
     text = await page(node)
     for words in ("ghosts", "the next one needs", "the oldest waits", "STALLS"):
         assert words not in text
+
+
+async def test_rows_that_only_vllm_samples_are_told_with_their_age(node: Any) -> None:
+    await node.loop.start()
+    report = await node.engine.report()
+    node.engine.changes = {"hot": report.hot.model_copy(update={"counted": False})}
+    assert "hits" not in await page(node)
+    sampled = SampledRows(hits=90, misses=10, h2d_bytes=3 * 2**30, age_s=41.0)
+    node.engine.counters = ServingCounters(sampled_rows=sampled)
+    assert "64 blocks, 90% hits, 3GiB loaded as of 41s ago" in await page(node)
+
+
+async def test_gpus_are_one_line_that_names_the_slow_and_the_lost(node: Any) -> None:
+    await node.loop.start()
+    assert "gpus" not in await page(node)
+    cards = [card(0, 100), card(1, 120, slowed_by=["thermal-hardware"]), card(2, None, lost=True)]
+    node.board.gpus = lambda: GpusStatus(age_s=0.4, cards=cards)
+    assert (
+        "gpus       3 as of 0s ago, fullest 1 with 120GiB of 141GiB, 20GiB/s read over PCIe, "
+        "1 slowed by thermal-hardware, 2 LOST" in await page(node)
+    )
+
+
+def card(index: int, used_gib: int | None, **changes: Any) -> GpuCard:
+    known = used_gib is not None
+    values: dict[str, Any] = {
+        "index": index,
+        "name": "H200",
+        "uuid": f"GPU-{index}",
+        "memory_used_bytes": used_gib * 2**30 if used_gib is not None else None,
+        "memory_total_bytes": 141 * 2**30 if known else None,
+        "utilization": 0.5 if known else None,
+        "pcie_rx_bytes_per_s": 10.0 * 2**30 if known else None,
+        "pcie_tx_bytes_per_s": 0.0 if known else None,
+        "slowed_by": [] if known else None,
+        "lost": False,
+    }
+    return GpuCard(**values | changes)

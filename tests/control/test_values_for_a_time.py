@@ -26,6 +26,11 @@ def kept(node: Any) -> Any:
     return node
 
 
+def source_of(node: Any) -> PolicySource:
+    """As a daemon that is started again would make it."""
+    return PolicySource(node.policy_path, clock=node.clock.monotonic, wall_clock=node.clock.wall)
+
+
 def set_value(node: Any, key: str, value: Any, for_s: float | None = 60.0) -> None:
     node.operator.set_value(key, value, for_s=for_s, actor="ann")
 
@@ -85,7 +90,7 @@ def test_a_reload_drops_what_is_no_longer_valid_and_says_so(node: Any) -> None:
     node.policy_path.write_text("version: 1\nhot: {max: 3}\n")
     node.operator.reload(actor="ben")
     assert [one.key for one in node.source.overrides] == ["hot.step"]
-    assert node.source.in_force.policy.hot.start == 2.0
+    assert node.source.in_force.policy.hot.start == "auto"
     (event, *_) = node.journal.recent_events(1)
     assert event.kind.value == "value-dropped"
     assert "hot.start = 3.5, set by ann" in event.sentence
@@ -122,7 +127,7 @@ async def test_a_value_impossible_on_this_node_is_refused(node: Any) -> None:
 def test_values_survive_a_restart(kept: Any) -> None:
     set_value(kept, "hot.max", 3)
     set_value(kept, "admission.order", "arrival", for_s=None)
-    again = PolicySource(kept.policy_path, wall_clock=kept.clock.wall)
+    again = source_of(kept)
     assert again.restore(OverrideFile(kept.folder)) == ()
     assert again.overrides == kept.source.overrides
     assert again.in_force.policy == kept.source.in_force.policy
@@ -132,7 +137,7 @@ def test_what_ended_while_the_daemon_was_down_does_not_come_back(kept: Any) -> N
     set_value(kept, "hot.max", 3, for_s=60)
     set_value(kept, "hot.step", 1, for_s=None)
     kept.clock.now_s += 61
-    again = PolicySource(kept.policy_path, wall_clock=kept.clock.wall)
+    again = source_of(kept)
     again.restore(OverrideFile(kept.folder))
     assert [one.key for one in again.overrides] == ["hot.step"]
 
@@ -140,7 +145,7 @@ def test_what_ended_while_the_daemon_was_down_does_not_come_back(kept: Any) -> N
 def test_what_is_no_longer_valid_after_a_restart_is_dropped(kept: Any) -> None:
     set_value(kept, "hot.start", 3.5)
     kept.policy_path.write_text("version: 1\nhot: {max: 3}\n")
-    again = PolicySource(kept.policy_path, wall_clock=kept.clock.wall)
+    again = source_of(kept)
     (dropped,) = again.restore(OverrideFile(kept.folder))
     assert dropped.override.key == "hot.start"
     assert "start 3.5 is outside" in dropped.why
@@ -231,6 +236,6 @@ async def test_schedules_begin_and_end_with_events(make_node: Any) -> None:
     generation = node.source.active.generation
     node.clock.now_s += 60
     await node.ticks(1)
-    assert node.source.in_force.policy.hot.max == 4.0
+    assert node.source.in_force.policy.hot.max == "auto"
     assert node.source.active.generation == generation
     assert kinds(node)[-1] == "schedule-ended"

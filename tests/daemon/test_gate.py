@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from hisparsed.daemon.gate import MAX_BODY_BYTES, Gate
 from hisparsed.daemon.session_door import Queue, SessionDoor, SessionLimit
+from hisparsed.engine.context_limit import ContextLimit
 
 
 class Node:
@@ -253,3 +254,57 @@ async def test_a_drain_refuses_calls_by_whatever_path_vllm_serves_them(
 ) -> None:
     node.gate.drain()
     assert (await node.client.post(path, json={})).status_code == 503
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
+    async def app(*_: Any) -> None:
+        raise AssertionError("the application saw a call that cannot fit")
+
+    context = ContextLimit()
+    context.max_tokens, context.chars_per_token = 100, 4
+    door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
+    gate = Gate(app, door=door, metrics_page=lambda: b"", context=context)
+    transport = httpx.ASGITransport(app=gate)
+    async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
+        for prompt in ("x" * 400, list(range(100))):
+            refused = await client.post("/v1/completions", json={"prompt": prompt})
+            assert refused.status_code == 400
+            assert "at most 100 tokens" in refused.json()["error"]["message"]
+            assert "has at least 100" in refused.json()["error"]["message"]
+    assert context.refused == 2
+    assert gate.open_requests == 0
+
+
+async def test_a_prompt_that_may_fit_or_may_wait_is_passed_on(node: Node) -> None:
+    context = ContextLimit()
+    node.gate._context = context
+    call = {"prompt": "x" * 399}
+    for context.max_tokens, context.chars_per_token, context.over in (
+        (101, 4, "refuse"),
+        (10, None, "refuse"),
+        (10, 4, "wait"),
+        (None, 4, "refuse"),
+    ):
+        assert (await node.client.post("/v1/completions", json=call)).status_code == 200
+    assert context.refused == 0
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/embeddings", "/v1/unheard-of"])
+async def test_every_path_s_body_is_bounded(node: Node, path: str) -> None:
+    answer = await node.client.post(path, content=b"x" * (MAX_BODY_BYTES + 1))
+    assert answer.status_code == 413
+
+
+async def test_a_body_that_says_it_is_too_large_is_not_read(node: Node) -> None:
+    async def receive() -> Any:
+        raise AssertionError("read")
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    length = (b"content-length", str(MAX_BODY_BYTES + 1).encode())
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [length]}
+    await node.gate(scope, receive, send)
+    assert sent[0]["status"] == 413

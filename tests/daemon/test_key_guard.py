@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hmac import compare_digest
 from typing import Any
 
 import httpx
@@ -11,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from hisparsed.daemon import key_guard
+from hisparsed.daemon.gate import MAX_BODY_BYTES
 from hisparsed.daemon.key_guard import OPEN_PATHS, KeyGuard
 
 
@@ -76,4 +79,38 @@ async def test_a_refused_client_is_answered_when_it_has_sent_its_body() -> None:
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
     await KeyGuard(app, api_keys=["one"])(scope, receive, send)
+    assert sent[0]["status"] == 401
+
+
+async def test_every_key_is_compared_and_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(given: bytes, known: bytes) -> bool:
+        compared.append((given, known))
+        return compare_digest(given, known)
+
+    monkeypatch.setattr(key_guard, "compare_digest", compare)
+    header = {"Authorization": "Bearer one"}
+    assert (await client("one", "two", "three").get("/v1/models", headers=header)).is_success
+    assert len(compared) == 3
+    assert {len(part) for pair in compared for part in pair} == {32}, "digests, of one length"
+
+
+async def test_who_has_no_key_is_not_read_beyond_the_bound() -> None:
+    taken = 0
+
+    async def receive() -> Any:
+        nonlocal taken
+        taken += 1
+        return {"type": "http.request", "body": b"x" * (MAX_BODY_BYTES // 4), "more_body": True}
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    guard: Any = KeyGuard(None, api_keys=["one"])  # type: ignore[arg-type]
+    await guard(scope, receive, send)
+    assert taken == 5
     assert sent[0]["status"] == 401

@@ -1,4 +1,4 @@
-"""Calls that stand still: told once, the node starts anew where it may, and a busy one never."""
+"""Calls that stand still: told once, the engine restarts where it may, and a busy one never."""
 
 from __future__ import annotations
 
@@ -25,14 +25,11 @@ class Around:
     folder: Path
     now_s: float = 10 * HOUR_S
     reported_at_s: float = 0.0
-    ended: int = 0
+    restarts: list[str] = dataclasses.field(default_factory=list)
     events: list[tuple[EventKind, str]] = dataclasses.field(default_factory=list)
 
     def event(self, kind: EventKind, sentence: str) -> None:
         self.events.append((kind, sentence))
-
-    def end(self) -> None:
-        self.ended += 1
 
     def standstill(self) -> Standstill:
         announcer: Any = self
@@ -40,7 +37,7 @@ class Around:
             announcer,
             RestartFile(self.folder),
             wall_clock=lambda: self.now_s,
-            end_node=self.end,
+            restart=self.restarts.append,
         )
 
     def outcome(self, stalled: str | None, *, fresh: bool = True, **health: Any) -> Any:
@@ -63,7 +60,7 @@ def test_a_standstill_is_told_once_and_so_is_its_end(around: Around) -> None:
         standstill.watch(around.outcome(stalled))
     assert around.kinds() == [EventKind.STALLED, EventKind.STALL_ENDED]
     assert WORDS in around.events[0][1]
-    assert around.ended == 0, "the default only alarms"
+    assert around.restarts == [], "the default only alarms"
 
 
 def test_an_old_report_ends_no_standstill(around: Around) -> None:
@@ -73,10 +70,10 @@ def test_an_old_report_ends_no_standstill(around: Around) -> None:
     assert around.kinds() == [EventKind.STALLED]
 
 
-def test_where_the_policy_says_so_the_node_ends_to_be_started_anew(around: Around) -> None:
+def test_where_the_policy_says_so_the_engine_is_restarted(around: Around) -> None:
     around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
-    assert around.ended == 1
-    assert "exit code 75" in around.events[0][1]
+    assert around.restarts == [WORDS]
+    assert "The engine is restarted." in around.events[0][1]
     kept = around.folder / FILE_NAME
     assert json.loads(kept.read_text()) == [around.now_s]
     assert kept.stat().st_mode & 0o777 == 0o640
@@ -86,17 +83,17 @@ def test_restarts_are_capped_over_restarts_within_an_hour(around: Around) -> Non
     for _ in range(3):
         around.standstill().watch(around.outcome(WORDS, on_stall="restart", most_restarts=2))
         around.now_s += 60
-    assert around.ended == 2
+    assert len(around.restarts) == 2
     assert "2 times within an hour" in around.events[-1][1]
     around.now_s += HOUR_S
     around.standstill().watch(around.outcome(WORDS, on_stall="restart", most_restarts=2))
-    assert around.ended == 3
+    assert len(around.restarts) == 3
 
 
 def test_a_count_that_cannot_be_kept_restarts_nothing(around: Around) -> None:
     (around.folder / f"{FILE_NAME}.new").mkdir()
     around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
-    assert around.ended == 0
+    assert around.restarts == []
     assert "cannot be written" in around.events[0][1]
 
 
@@ -104,4 +101,4 @@ def test_a_count_that_cannot_be_kept_restarts_nothing(around: Around) -> None:
 def test_a_damaged_count_begins_anew(around: Around, text: str) -> None:
     (around.folder / FILE_NAME).write_text(text)
     around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
-    assert around.ended == 1
+    assert around.restarts == [WORDS]

@@ -57,7 +57,7 @@ def build_engine(folder: Path, shape: EngineShape) -> Any:
         model_folder=model_folder,
         host_budget_bytes=shape.host_budget_bytes,
         gpu_blocks=shape.gpu_blocks,
-        max_lease_rows=shape.max_multiplier * TOPK * (1 + shape.speculative_tokens),
+        max_lease_rows=shape.max_multiplier * TOPK,
         max_model_len=shape.max_model_len,
         block_size=shape.block_size,
         max_num_seqs=shape.max_num_seqs,

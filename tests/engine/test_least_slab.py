@@ -10,7 +10,7 @@ import pytest
 from conversations import TOPK, EngineShape, build_engine, report
 
 from hisparsed.config.reference import ReferenceConfig
-from hisparsed.engine.launch import slab_blocks_of_one_request
+from hisparsed.engine.reference.launch import slab_blocks_of_one_request
 
 pytestmark = pytest.mark.engine
 
@@ -18,7 +18,7 @@ SHAPE = EngineShape(
     host_budget_bytes=4 << 20,
     max_num_seqs=1,
     max_num_batched_tokens=256,
-    max_multiplier=1,
+    max_multiplier=2,
     speculative_tokens=1,
 )
 

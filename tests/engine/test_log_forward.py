@@ -14,8 +14,8 @@ from hisparsed.engine.log_forward import (
     LOG_SOCKET_ENV,
     EngineLogReceiver,
     ForwardHandler,
-    forward_logs,
 )
+from hisparsed.engine.log_setup import process_handler
 
 Line = tuple[float, int, str, str]
 
@@ -55,9 +55,9 @@ def record(text: str, level: int = logging.WARNING) -> logging.LogRecord:
 
 def say_and_end(path: str) -> None:
     os.environ[LOG_SOCKET_ENV] = path
-    forward_logs(("of-a-test",))
-    forward_logs(("of-a-test",))
-    logging.getLogger("of-a-test").error("the last words")
+    logger = logging.getLogger("of-a-test")
+    logger.addHandler(process_handler())
+    logger.error("the last words")
     os._exit(1)
 
 
@@ -73,9 +73,8 @@ def test_the_last_words_of_a_process_that_dies_arrive_once(
 
 
 def test_the_daemon_does_not_send_to_itself(receiver: EngineLogReceiver) -> None:
-    logger = logging.getLogger("of-a-daemon")
-    forward_logs(("of-a-daemon",))
-    assert logger.handlers == []
+    process_handler.cache_clear()
+    assert process_handler().others == []
 
 
 def test_without_a_daemon_lines_are_dropped_at_once(receiver: EngineLogReceiver) -> None:

@@ -9,6 +9,7 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
+from hisparsed.engine.compat.residency import ResidencyReader
 from hisparsed.engine.reference.executor import ReferenceExecutor
 from hisparsed.engine.reference.requests import RequestTables
 
@@ -29,6 +30,7 @@ def one_row_executor() -> ReferenceExecutor:
     executor._tables = RequestTables(rows=1, pages=4, groups=1, hot_blocks=1)
     executor._hot = SimpleNamespace(reset=lambda request: None)
     executor._connectors = QuietConnectors()
+    executor._residency = ResidencyReader(first=2, groups=1)
     made: ReferenceExecutor = executor
     return made
 

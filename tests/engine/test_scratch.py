@@ -9,7 +9,7 @@ from conversations import TOPK, EngineShape, apply, build_engine, core_of, repor
 from vllm.v1.core.block_pool import BlockPool
 
 from hisparsed.config.reference import ReferenceConfig
-from hisparsed.engine.launch import max_lease_rows, slab_blocks_of_one_request
+from hisparsed.engine.reference.launch import max_lease_rows, slab_blocks_of_one_request
 from hisparsed.engine.scratch import lease_scratch, scratch_block_count, scratch_block_ids
 
 pytestmark = pytest.mark.engine
@@ -65,9 +65,9 @@ def test_report_counts_the_scratch_and_the_least_lease(engine: Any) -> None:
 
 
 def test_least_multiplier_is_one_topk_for_all_rows_of_a_step(engine: Any) -> None:
-    assert apply(engine, {"multiplier": 0.25})["lease_blocks"] == TOPK // 16
-    with pytest.raises(ValueError, match=r"below 64 hot rows.*at least 0.25"):
-        apply(engine, {"multiplier": 0.24})
+    assert apply(engine, {"multiplier": 1.0})["lease_blocks"] == TOPK // 16
+    with pytest.raises(ValueError, match=r"below 64 hot rows.*at least 1"):
+        apply(engine, {"multiplier": 0.96})
 
 
 def test_an_idle_engine_can_reset_its_prefix_cache(engine: Any) -> None:
@@ -78,7 +78,7 @@ def test_slab_needs_room_for_scratch_and_for_the_leases_of_all_rows() -> None:
     sizes = {"max_model_len": 1024, "max_num_batched_tokens": 256, "max_num_seqs": 8}
     plain = ReferenceConfig(**sizes)
     speculative = ReferenceConfig(**sizes, speculative_tokens=3)
-    more_lease = 2 * (4 - 1) * 2 * 64 // 16
+    more_lease = 2 * (4 - 2) * 64 // 16
     assert (
         slab_blocks_of_one_request(speculative, 2.0)
         == slab_blocks_of_one_request(plain, 2.0) + more_lease + 48
@@ -87,5 +87,5 @@ def test_slab_needs_room_for_scratch_and_for_the_leases_of_all_rows() -> None:
 
 def test_largest_lease_is_never_below_what_vllm_asks_for() -> None:
     speculative = ReferenceConfig(speculative_tokens=3)
-    assert max_lease_rows(speculative, 0.25) == 4 * 64
-    assert max_lease_rows(speculative, 1.25) == 5 * 64
+    assert max_lease_rows(speculative, 1.0) == 4 * 64
+    assert max_lease_rows(speculative, 5.0) == 5 * 64

@@ -30,10 +30,12 @@ pytestmark = pytest.mark.engine
 
 DRAFTS = 3
 QUERY_LEN = 1 + DRAFTS
-ONE_TOPK = 1 / QUERY_LEN
-VLLM_RESERVATION = (QUERY_LEN + 1) / QUERY_LEN
+ONE_TOPK = 1.0
+WORST_STEP = float(QUERY_LEN)
+VLLM_RESERVATION = QUERY_LEN + 1.0
 """vLLM leases (decode query length + 1) x top-k rows."""
-SMALL_SLAB = EngineShape(gpu_blocks=420, speculative_tokens=DRAFTS)
+AMPLE_SLAB = EngineShape(speculative_tokens=DRAFTS, max_multiplier=8)
+SMALL_SLAB = replace(AMPLE_SLAB, gpu_blocks=420)
 LENT_BLOCKS = 700
 
 
@@ -96,21 +98,21 @@ def both_accepted_and_rejected(engine: Any) -> bool:
 
 
 def test_n_gram_drafts_change_no_token_and_are_mostly_wrong(folder: Path, one_by_one: Run) -> None:
-    engine = build_engine(folder, EngineShape(speculative_tokens=DRAFTS))
+    engine = build_engine(folder, AMPLE_SLAB)
     assert converse(engine, conversations()).answers == one_by_one.answers
     counts = core_of(engine).model_executor.draft_counts
     assert 0 < counts.accepted < counts.proposed / 4
 
 
 def test_accepted_drafts_save_steps(folder: Path, one_by_one: Run) -> None:
-    engine = speculating(folder, one_by_one, EngineShape(speculative_tokens=DRAFTS), 1.0)
+    engine = speculating(folder, one_by_one, AMPLE_SLAB, WORST_STEP)
     run = converse(engine, conversations())
     assert run.answers == one_by_one.answers
     assert both_accepted_and_rejected(engine)
     assert run.steps < 0.8 * one_by_one.steps
 
 
-@pytest.mark.parametrize("multiplier", [ONE_TOPK, 1.5 * ONE_TOPK, 1.0, VLLM_RESERVATION])
+@pytest.mark.parametrize("multiplier", [ONE_TOPK, 1.5, WORST_STEP, VLLM_RESERVATION])
 def test_host_backed_rows_give_the_same_tokens_at_every_size(
     folder: Path, one_by_one: Run, multiplier: float
 ) -> None:
@@ -123,7 +125,7 @@ def test_host_backed_rows_give_the_same_tokens_at_every_size(
     hot = run.last_report["hot"]
     assert hot["multiplier"] == pytest.approx(multiplier)
     assert hot["dropped"] == 0
-    if multiplier < 1:
+    if multiplier < WORST_STEP:
         assert hot["spills"] > 1000, "the rows of a step must not have fitted"
         assert turns.most > 1, "requests must have taken turns with the scratch"
     else:
@@ -145,10 +147,8 @@ def test_rejected_rows_never_reach_the_host_where_pages_are_copied_whole(
 def test_moving_everything_at_random_gives_the_same_tokens(
     folder: Path, one_by_one: Run, seed: int
 ) -> None:
-    shape = EngineShape(
-        gpu_blocks=340, host_budget_bytes=20 << 20, ack_lag_steps=3, speculative_tokens=DRAFTS
-    )
-    engine = speculating(folder, one_by_one, shape, 1.0)
+    shape = replace(AMPLE_SLAB, gpu_blocks=340, host_budget_bytes=20 << 20, ack_lag_steps=3)
+    engine = speculating(folder, one_by_one, shape, WORST_STEP)
     budget = report(engine)["geometry"]["budget_blocks"]
     rng = random.Random(seed)
     cancelled = Cancelled(engine, rng)
@@ -156,7 +156,7 @@ def test_moving_everything_at_random_gives_the_same_tokens(
     def disturb(step: int) -> None:
         check_scratch(engine)
         if step % 3 == 0:
-            multipliers = [ONE_TOPK, 1.5 * ONE_TOPK, 0.5, 1.0, VLLM_RESERVATION, 2.0]
+            multipliers = [ONE_TOPK, 1.5, 2.0, WORST_STEP, VLLM_RESERVATION, 8.0]
             apply(
                 engine,
                 {
@@ -182,7 +182,7 @@ def test_preempted_requests_go_on_with_the_same_tokens(folder: Path) -> None:
         return make_conversations(count=8, turns=1, first=300, later=60, answer=100, seed=5)
 
     plain = converse(build_engine(folder, EngineShape()), long_answers())
-    engine = build_engine(folder, EngineShape(gpu_blocks=340, speculative_tokens=DRAFTS))
+    engine = build_engine(folder, replace(AMPLE_SLAB, gpu_blocks=340))
     core_of(engine).model_executor.draft = PartlyRight(known_answers(plain, long_answers()))
     apply(engine, {"multiplier": ONE_TOPK})
     run = converse(engine, long_answers())
@@ -228,7 +228,7 @@ def test_sampled_tokens_are_the_same_too(folder: Path) -> None:
 
 def test_padding_of_a_whole_prefix_hit_is_not_computed(folder: Path) -> None:
     """vLLM pads a request that starts with one token to the length of speculative ones."""
-    engine = build_engine(folder, EngineShape(speculative_tokens=DRAFTS))
+    engine = build_engine(folder, AMPLE_SLAB)
     executor = core_of(engine).model_executor
     padded: list[tuple[str, int, int]] = []
     segment = executor._segment

@@ -121,6 +121,9 @@ def test_killed_at_random_points_of_moves_a_node_comes_back_whole(
     at_once = {"cool_down": "0s", "cool_down_towards_safety": "0s"}
     rebalance = {"strategy": "fixed", **quick, **at_once}
     files.write_policy(policy_document(rebalance=rebalance))
+    # A daemon that ends with its engine; those that replace it are in test_engine_restarts.
+    files.document["supervision"] = {"most_restarts": 0}
+    files.write_config()
     rng = random.Random(6)
     expected: list[str] = []
     share = 20

@@ -56,7 +56,7 @@ def ask() -> Ask:
             "node": "cuda",
             "model": "glm",
             "host_budget": "1536GiB",
-            "engine_args": {"tensor_parallel_size": 8},
+            "cuda": {"tensor_parallel_size": 8},
             "disaggregation": None,
         }
         return Question(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hisparsed.control.status_doctor import Severity
 from hisparsed.operations.checks import CHECKS, GPU_IDLE_BYTES, examine
 from hisparsed.operations.findings import (
     Finding,
-    Severity,
     exit_code,
     findings_document,
     findings_text,
@@ -94,7 +94,7 @@ def test_a_reference_node_is_not_asked_for_what_only_pinning_needs(ask: Any) -> 
 
 def test_one_rank_keeps_its_pool_to_itself(ask: Any) -> None:
     machine = {"shm_free_bytes": 0}
-    assert bad(ask(machine, engine_args={"tensor_parallel_size": 1})) == {}
+    assert bad(ask(machine, cuda={"tensor_parallel_size": 1})) == {}
 
 
 def test_every_finding_says_what_why_and_how(ask: Any) -> None:

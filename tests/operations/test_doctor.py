@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from hisparsed.control.status_doctor import Severity
 from hisparsed.daemon.listen import state_lock
 from hisparsed.operations import doctor as doctor_module
 from hisparsed.operations import machine as machine_module
 from hisparsed.operations.doctor import visit
-from hisparsed.operations.findings import Finding, Severity
+from hisparsed.operations.findings import Finding
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from hisparsed.control.status_doctor import Severity
 from hisparsed.operations.checks import examine
-from hisparsed.operations.findings import Severity
 from hisparsed.operations.known_faults import (
     KnownFaults,
     VllmFault,
@@ -72,7 +72,7 @@ def test_a_fault_ends_with_the_version_that_fixed_it(
 def test_a_setting_that_avoids_a_fault_silences_it(
     ask: Any, arguments: dict[str, Any], concerned: bool
 ) -> None:
-    question = ask(faults=FAULTS, engine_args={"tensor_parallel_size": 8, **arguments})
+    question = ask(faults=FAULTS, engine_args=arguments)
     assert ("graph-replay-mirror" in told(question, "vllm")) is concerned
 
 

@@ -24,6 +24,7 @@ POD = PARTS["StatefulSet"]["spec"]["template"]["spec"]
 def document(tmp_path: Path) -> NodeConfig:
     data = PARTS["ConfigMap"]["data"]
     (tmp_path / "keys").write_text("secret\n")
+    (tmp_path / "keys").chmod(0o440)  # as the manifest mounts it
     text = data["hisparsed.yaml"].replace("/etc/hisparsed-keys/api-keys", str(tmp_path / "keys"))
     path = tmp_path / "hisparsed.yaml"
     path.write_text(text)

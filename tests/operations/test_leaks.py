@@ -72,6 +72,27 @@ def test_a_mapping_in_another_process_keeps_a_file_alive(leak: Path) -> None:
     assert held(leak) is False
 
 
+def test_who_opens_a_file_while_it_is_looked_at_ends_nobody(leak: Path) -> None:
+    """The kernel tells the holder of a lease by a signal; here in a thread, as of a daemon."""
+    code = (
+        "import os, sys, threading\n"
+        "from hisparsed.daemon.held_files import _only_holder, _opened\n"
+        "def look():\n"
+        "    with _opened(sys.argv[1]) as number, _only_holder(number) as alone:\n"
+        "        try:\n"
+        "            os.open(sys.argv[1], os.O_RDWR | os.O_NONBLOCK)\n"
+        "        except BlockingIOError:\n"
+        "            print('alone' if alone else 'not alone', flush=True)\n"
+        "one = threading.Thread(target=look)\n"
+        "one.start()\n"
+        "one.join()\n"
+    )
+    looked = subprocess.run(
+        [sys.executable, "-c", code, str(leak)], capture_output=True, text=True, check=False
+    )
+    assert (looked.returncode, looked.stdout) == (0, "alone\n"), looked.stderr
+
+
 def test_other_files_are_none_of_ours(tmp_path: Path) -> None:
     (tmp_path / "sem.other").touch()
     assert offload_files(tmp_path) == []

@@ -15,12 +15,14 @@ import pytest
 import yaml
 
 from hisparsed.config.shipped import shipped_config
+from hisparsed.control.http_limits import Connections, Cut, HttpLimits
 from hisparsed.control.metric_table import METRICS
 from hisparsed.control.metrics import ControlMetrics
 from hisparsed.daemon.gate import Gate
-from hisparsed.daemon.metrics_page import GateCollector
+from hisparsed.daemon.metrics_page import ConnectionCollector, GateCollector
 from hisparsed.daemon.session_door import Queue, SessionDoor
 from hisparsed.engine.context_limit import ContextLimit
+from hisparsed.engine.cuda.nvml import SLOW_REASONS
 from hisparsed.policy.reasons import Lever, Reason
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +61,8 @@ def labels_by_metric() -> dict[str, set[str]]:
     door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
     gate = GateCollector(Gate(unused, door=door, metrics_page=lambda: b""), ContextLimit())
     found: dict[str, set[str]] = {}
-    for family in gate.collect():
+    connections = ConnectionCollector(Connections(HttpLimits()))
+    for family in (*gate.collect(), *connections.collect()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     metrics = ControlMetrics()
@@ -100,7 +103,8 @@ def test_every_metric_that_is_named_exists() -> None:
 
 def test_every_label_and_value_that_is_matched_exists() -> None:
     values = {"lever": set(Lever), "reason": set(Reason), "pool": {"hisparse", "offload"}}
-    values["reason"] |= {"draining", "session-limit", "body-size", "max-context"}
+    values["reason"] |= {"draining", "session-limit", "body-size", "max-context", *Cut}
+    values["reason"] |= set(SLOW_REASONS.values())
     matched = 0
     for text in expressions():
         for name, selector in _SELECTOR.findall(text):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hisparsed.policy.bounds import (
+    highest_multiplier,
     hot_bounds,
     lease_blocks,
     one_request_blocks,
@@ -16,6 +17,7 @@ from hisparsed.policy.bounds import (
     shared_blocks,
     split_bounds,
     start_blocks,
+    start_lease_blocks,
 )
 from hisparsed.policy.reasons import Reason
 from hisparsed.policy.schema import Policy
@@ -78,7 +80,9 @@ def test_multiplier_never_above_what_the_node_leases(kit) -> None:
         ({"hot": {"step": 5}}, {}),
         ({"watermark": {"value": 20_000}}, {}),
         ({"admission": {"max_context": 16_384}}, {}),
-        ({"hot": {"min": 0.25}}, {"decode_query_len": 4, "min_lease_rows": 2_048}),
+        ({"hot": {"min": 1}}, {"decode_query_len": 4, "min_lease_rows": 2_048}),
+        ({"hot": {"min": 1}}, {"decode_query_len": 4}),
+        ({"hot": {"max": 4, "step": 0.5}}, {"decode_query_len": 4}),
         ({"hot": {"min": 1}}, {"topk": 100}),
         ({"pools": {"offload": {"floor": "10%"}, "reserve": "40%"}}, {}),
     ],
@@ -90,12 +94,47 @@ def test_what_just_fits_is_no_problem(
 
 
 def test_the_multiplier_may_go_down_to_top_k_where_scratch_takes_the_rest(kit) -> None:
-    """Four rows a step: 1x top-k is a quarter of the worst case that vLLM reserves."""
+    """Four rows a step: 1x top-k is a quarter of what they may select."""
     four = dataclasses.replace(kit.geometry, decode_query_len=4, max_lease_blocks=640)
     scratch = dataclasses.replace(four, min_lease_rows=four.topk)
-    least = policy(hot={"min": 0.25})
-    assert hot_bounds(least, four).min_blocks == 128
-    assert hot_bounds(least, scratch).min_blocks == 32
+    assert hot_bounds(policy(), four).min_blocks == 128
+    assert hot_bounds(policy(), scratch).min_blocks == 32
+    assert hot_bounds(policy(hot={"min": 2}), scratch).min_blocks == 64
+
+
+@pytest.mark.parametrize(("rows", "start", "most"), [(1, 2, 4), (4, 5, 10)])
+def test_auto_goes_by_what_vllm_itself_reserves(kit, rows: int, start: int, most: int) -> None:
+    node = dataclasses.replace(kit.geometry, decode_query_len=rows, max_lease_blocks=640)
+    assert start_lease_blocks(policy(), node) == start * 32
+    assert hot_bounds(policy(), node).max_blocks == most * 32
+    assert highest_multiplier(policy(), rows) == most
+
+
+@pytest.mark.parametrize("mode", ["off", "advise"])
+def test_auto_is_vllms_own_where_the_lever_may_not_act(kit, mode: str) -> None:
+    """The engine begins with the highest, and nothing would bring it down."""
+    still = policy(levers={"multiplier": {"mode": mode}})
+    assert highest_multiplier(still, 4) == 5
+    assert highest_multiplier(policy(hot={"max": 8}, levers=still.levers.model_dump()), 4) == 8
+
+
+def test_numbers_are_in_top_k_with_drafts_as_without(kit) -> None:
+    made = policy(hot={"start": 3, "max": 6, "step": 1})
+    for rows in (1, 4):
+        node = dataclasses.replace(
+            kit.geometry, decode_query_len=rows, max_lease_blocks=640, min_lease_rows=2_048
+        )
+        assert start_lease_blocks(made, node) == 3 * 32
+        bounds = hot_bounds(made, node)
+        assert (bounds.max_blocks, bounds.step_blocks) == (6 * 32, 32)
+        assert highest_multiplier(made, rows) == 6
+
+
+def test_start_is_no_less_than_a_step_needs_and_no_more_than_the_node_leases(kit) -> None:
+    four = dataclasses.replace(kit.geometry, decode_query_len=4)
+    assert start_lease_blocks(policy(hot={"start": 2}), four) == 4 * 32
+    narrow = dataclasses.replace(kit.geometry, max_lease_blocks=40)
+    assert start_lease_blocks(policy(), narrow) == 40
 
 
 def test_the_reserve_is_neither_pools(kit) -> None:
@@ -158,14 +197,10 @@ def test_shipped_defaults_have_no_problem(kit) -> None:
         ),
         ({"hot": {"min": 2}}, {"max_lease_blocks": 33}, "can lease at most 1.03125x; lower it"),
         (
-            {"hot": {"min": 0.5}},
+            {"hot": {"max": 3}},
             {"decode_query_len": 4},
-            "needs 8192 hot rows of its own; raise hot.min to at least 1",
-        ),
-        (
-            {"hot": {"min": 0.24}},
-            {"decode_query_len": 4, "min_lease_rows": 2_048},
-            "needs 2048 hot rows of its own; raise hot.min to at least 0.25",
+            "hot.max is 3, but a step on this node needs 8192 hot rows of its own; raise hot.max "
+            "to at least 4, or write auto",
         ),
         ({"hot": {"step": 1_000}}, {}, "hot.step is 1000, more than the 5x that this node can"),
         ({"watermark": {"value": 20_001}}, {}, "but the GPU pool has 20000"),

@@ -47,7 +47,7 @@ def rejected(text: str, *overrides: Override) -> list[str]:
 def test_the_later_entry_wins_and_an_override_wins_over_both() -> None:
     checked = parse_policy(DOCUMENT, "p.yaml")
     calm = checked.effective(NOW, Pressure.LOW)
-    assert (calm.active, calm.policy.hot.max, calm.policy.hot.start) == ((1,), 6.0, 2.0)
+    assert (calm.active, calm.policy.hot.max, calm.policy.hot.start) == ((1,), 6.0, "auto")
     busy = checked.effective(NOW, Pressure.HIGH)
     assert (busy.active, busy.policy.hot.max, busy.policy.hot.start) == ((0, 1), 6.0, 2.5)
     assert busy.policy.pools.offload.ceiling == 0.4
@@ -197,7 +197,7 @@ def test_changes_are_told_key_by_key() -> None:
     found = {change.key: (change.active, change.new) for change in changes(before, after)}
     assert found.pop("schedules.busy")[0] is None
     assert found.pop("schedules.always")[0] is None
-    assert found == {"tick": ("2s", "1s"), "hot.max": ("4", "5")}
+    assert found == {"tick": ("2s", "1s"), "hot.max": ("auto", "5")}
     assert changes(after, after) == []
 
 

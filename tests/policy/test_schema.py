@@ -93,8 +93,9 @@ def test_plain_zero_and_one_are_shares_not_bytes(whole: int) -> None:
             "size_without_unit",
         ),
         ({"rebalance": {"step": 0.0}}, ("rebalance", "step"), "greater_than"),
+        ({"hot": {"min": 3.0, "start": 2.0}}, ("hot", "start"), "start_out_of_range"),
         ({"hot": {"min": 3.0, "max": 2.0}}, ("hot", "max"), "max_below_min"),
-        ({"hot": {"min": 0.0}}, ("hot", "min"), "greater_than"),
+        ({"hot": {"min": 0.5}}, ("hot", "min"), "greater_than_equal"),
         (
             {"admission": {"ageing": "11m"}},
             ("admission", "ageing"),
@@ -105,7 +106,7 @@ def test_plain_zero_and_one_are_shares_not_bytes(whole: int) -> None:
             ("pools", "reserve"),
             "reserve_exceeds_budget",
         ),
-        ({"hot": {"start": 5.0}}, ("hot", "start"), "start_out_of_range"),
+        ({"hot": {"start": 5.0, "max": 4.0}}, ("hot", "start"), "start_out_of_range"),
         (
             {"hot": {"free_low": "20%", "free_high": "20%"}},
             ("hot", "free_high"),

@@ -15,10 +15,11 @@ from typer.testing import CliRunner, Result
 from hisparsed.cli.app import app
 from hisparsed.errors import UserError
 from hisparsed.policy.document import ConfigError
+from hisparsed.simulate.change import after_change
 from hisparsed.simulate.measures import CallTimes, Measures, Sample
 from hisparsed.simulate.policies import choose_policy, sweep_policies
 from hisparsed.simulate.scale_error import error_text, scale_error
-from hisparsed.simulate.summary import Limits, PolicyResult, quantile, summarise
+from hisparsed.simulate.summary import Limits, PolicyResult, paired, quantile, summarise
 from hisparsed.simulate.table import results_text
 
 
@@ -29,8 +30,8 @@ def tree(spec: str) -> Any:
 
 
 def test_a_policy_is_written_with_changes_of_its_keys() -> None:
-    changed = tree("policy,hot.min=0.25,levers.admission.mode=off")
-    assert changed["hot"]["min"] == 0.25
+    changed = tree("policy,hot.min=1.5,levers.admission.mode=off")
+    assert changed["hot"]["min"] == 1.5
     assert changed["levers"]["admission"]["mode"] == "off"
 
 
@@ -125,6 +126,27 @@ def test_a_scaled_node_counts_for_the_whole() -> None:
     assert part.calls == whole.calls
 
 
+def test_calls_are_held_against_the_same_ones_of_the_first_policy() -> None:
+    base = measured(call(20, 24, 30), call(20, 21, 30, "b"), call(20, 99, 100, "only there"))
+    own = measured(call(20, 22, 30), call(20, 21, 30, "b"), call(20, 80, 90, "only here"))
+    found = paired(result(own), own, base)
+    assert found.paired_calls == 2
+    assert (found.paired_ttft_p99_s, found.base_ttft_p99_s) == (2, 4)
+
+
+def test_a_change_is_over_when_the_split_has_arrived() -> None:
+    shares = [(1.0, 10), (50.0, 10), (60.0, 20), (70.0, 30), (500.0, 30)]
+    samples = [
+        sample(at_s, offload_blocks=blocks, hisparse_blocks=100 - blocks) for at_s, blocks in shares
+    ]
+    measures = Measures(0.0, 530.0, calls=[call(1, 2, 340), call(1, 2, 351)], samples=samples)
+    found = after_change(result(measures), measures, 50.0, 0.5)
+    assert found.settled_s == 10
+    assert found.recovered_calls_per_hour == pytest.approx(2 * 3600 / 180)
+    short = Measures(0.0, 340.0, calls=measures.calls, samples=samples)
+    assert after_change(found, short, 50.0, 0.5) == found
+
+
 def test_failed_calls_are_counted_apart() -> None:
     failed = call(20, 21, 22)
     failed.failed = True
@@ -167,6 +189,8 @@ def command(*arguments: str) -> Result:
         (["--host-budget", "much"], "--host-budget"),
         (["--load", "0", "--for", "10s"], "--load: 0"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["--misses", "worse"], "--misses: 'worse' is no factor"),
+        (["--union", "x0"], "--union: 'x0' is no factor"),
     ],
 )
 def test_wrong_options_are_told_before_anything_runs(arguments: list[str], message: str) -> None:

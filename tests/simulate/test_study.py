@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from hisparsed.errors import UserError
+from hisparsed.simulate.experiments import EXPERIMENTS, Experiment
 from hisparsed.simulate.policies import choose_policy
-from hisparsed.simulate.study import EXPERIMENTS, Experiment, markdown, results_of, with_table
+from hisparsed.simulate.study import (
+    against_best,
+    markdown,
+    recovery,
+    results_of,
+    run,
+    with_table,
+)
 from hisparsed.simulate.summary import PolicyResult
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "study.md"
@@ -63,6 +72,41 @@ def test_a_table_shows_the_command_without_the_place_of_the_traces() -> None:
 
 
 def test_results_that_are_there_are_not_run_again(tmp_path: Path) -> None:
-    document = {"policies": [RESULT.model_dump()]}
-    (tmp_path / "one.json").write_text(json.dumps(document))
-    assert results_of(EXPERIMENT, "nowhere", tmp_path) == [RESULT]
+    seeds = dataclasses.replace(EXPERIMENT, seeds=3)
+    for seed in (0, 1):
+        result = RESULT.model_copy(update={"seed": seed})
+        document = {"policies": [result.model_dump()]}
+        (tmp_path / f"one-{seed}.json").write_text(json.dumps(document))
+        run(seeds, seed, "nowhere", tmp_path)
+    found = results_of(seeds, tmp_path)
+    assert [one.seed for one in found] == [0, 1]
+    assert "--seeds 2 --policy stock`" in markdown(seeds, found)
+
+
+def test_a_run_that_fails_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="study: one ended with exit code"):
+        run(EXPERIMENT, 0, "nowhere", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_is_held_against_the_best_other_one_of_each_seed() -> None:
+    found = [
+        RESULT.model_copy(update={"name": name, "seed": seed, "calls": calls})
+        for seed, name, calls in (
+            (0, "policy", 99),
+            (0, "90%", 100),
+            (0, "95%", 50),
+            (1, "policy", 90),
+            (1, "90%", 60),
+            (1, "95%", 80),
+        )
+    ]
+    assert "by seed: 99.0% (`90%`), 112.5% (`95%`)." in against_best(found)
+
+
+def test_what_followed_a_change_is_told_policy_by_policy() -> None:
+    found = [
+        RESULT.model_copy(update={"recovered_calls_per_hour": calls, "settled_s": settled_s})
+        for calls, settled_s in ((100.0, 20.0), (300.0, 60.0))
+    ]
+    assert "`stock` 200 calls/h, split at rest after 60s" in recovery(found)

@@ -60,6 +60,7 @@ def notices(app: TopApp) -> list[str]:
 
 
 TYPED = frozenset("fr_low7%10")
+UNTIL_UNSET = [*"until", "space", *"unset"]
 SIZE = (80, 24)
 KEYS = {
     "reload": (["R"], "/v1/policy/reload", {}),
@@ -81,7 +82,7 @@ KEYS = {
         {"key": "hot.free_low", "value": "7%", "for_s": 600.0},
     ),
     "set until unset": (
-        ["slash", *"free_l", "enter", "enter", *"7%", "enter", "enter"],
+        ["slash", *"free_l", "enter", "enter", *"7%", "enter", *UNTIL_UNSET, "enter"],
         "/v1/policy/set",
         {"key": "hot.free_low", "value": "7%", "for_s": None},
     ),
@@ -90,6 +91,7 @@ KEYS = {
         "/v1/policy/unset",
         {"key": "hot.step"},
     ),
+    "doctor": (["5", "D"], "/v1/doctor/run", {}),
 }
 SAYS = {
     "reload": "The node reads /etc/hisparsed/policy.yaml again",
@@ -100,11 +102,14 @@ SAYS = {
     "set": "hot.free_low goes from 10% to 7% from the next tick, for 10m00s",
     "set until unset": "until it is unset; it survives reloads",
     "unset": "hot.step goes back to what the policy document says",
+    "doctor": "The node looks at what can change while it runs",
 }
+NOT_OF_A_POLICY = ("doctor",)
+"""Sent without the policy generation that was seen."""
 
 
 async def act(pilot: Pilot[None], keys: list[str]) -> None:
-    """Waits only where a key may open something."""
+    """On the policy page, unless the first key is another's. Waits where one may open something."""
     await pilot.press("4")
     for key in keys:
         await pilot.press(key)
@@ -116,6 +121,8 @@ def up_to_the_change(name: str) -> list[str]:
     """The keys up to the one that asks for the change; none of the rest can reach a dialog."""
     keys = KEYS[name][0]
     asks = {"set": "e", "unset": "u"}.get(name)
+    if name == "doctor":
+        return keys
     if name == "set until unset":
         return [*keys[: keys.index("enter") + 1], "enter"]
     return keys[: keys.index(asks, keys.index("enter")) + 1] if asks else keys[:1]
@@ -131,7 +138,8 @@ async def test_a_change_says_what_will_happen_and_is_sent_on_yes(served: Node, n
         assert served.posts == []
         await pilot.press("y")
         await pilot.pause()
-        sent = {"actor": "ada (top)", "expected_generation": 2, **body}
+        seen = {} if name in NOT_OF_A_POLICY else {"expected_generation": 2}
+        sent = {"actor": "ada (top)", **seen, **body}
         assert served.posts == [(path, sent)]
         assert any("it counts from the next tick" in one for one in notices(app))
         screen = app.screen
@@ -217,6 +225,19 @@ async def test_a_reload_that_changed_nothing_says_so(served: Node) -> None:
         assert notices(app) == ["the document has not changed since it was loaded"]
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"findings": [{}], "error": None}, "the doctor looked: 1 finding, "),
+        ({"findings": [{}, {}], "error": None}, "the doctor looked: 2 findings, "),
+        ({"findings": [], "error": None}, "the doctor finds nothing wrong"),
+        ({"findings": [], "error": "the machine could not be looked at"}, "could not be looked at"),
+    ],
+)
+def test_what_the_doctor_answers_is_told(answer: dict[str, Any], words: str) -> None:
+    assert words in changes.answer_words(answer)
+
+
 def test_what_will_not_survive_a_restart_is_told() -> None:
     words = changes.answer_words({"not_kept": "the disk is full"})
     assert words.endswith("It will not survive a restart: the disk is full")
@@ -236,7 +257,10 @@ async def test_a_mistyped_time_is_said_and_keeps_the_dialog(served: Node) -> Non
         await act(pilot, ["e", "enter", "enter"])
         assert isinstance(app.screen, ValueDialog)
         assert "a value is needed" in str(app.screen.query_one("#mistake", Static).render())
-        await pilot.press(*"7", "enter", *"soon", "enter")
+        await pilot.press(*"7", "enter", "enter")
+        await pilot.pause()
+        assert "say how long" in str(app.screen.query_one("#mistake", Static).render())
+        await pilot.press(*"soon", "enter")
         await pilot.pause()
         assert '"soon" is not a time' in str(app.screen.query_one("#mistake", Static).render())
         app.screen.query_one("#for", Input).value = "1h30m"
@@ -246,7 +270,14 @@ async def test_a_mistyped_time_is_said_and_keeps_the_dialog(served: Node) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("", None), ("30s", 30), ("1h30m", 5_400), (" 2d ", 172_800)]
+    ("text", "seconds"),
+    [
+        ("until unset", None),
+        (" Until-unset", None),
+        ("30s", 30),
+        ("1h30m", 5_400),
+        (" 2d ", 172_800),
+    ],
 )
 def test_times_of_an_override(text: str, seconds: float | None) -> None:
     assert changes.parse_seconds(text) == seconds
@@ -256,6 +287,11 @@ def test_times_of_an_override(text: str, seconds: float | None) -> None:
 def test_times_that_cannot_be(text: str) -> None:
     with pytest.raises(ValueError, match="write 30s, 10m or 1h30m"):
         changes.parse_seconds(text)
+
+
+def test_no_time_is_not_for_ever_as_on_the_command_line() -> None:
+    with pytest.raises(ValueError, match='say how long: 10m or 1h30m, or "until unset"'):
+        changes.parse_seconds(" ")
 
 
 def test_frozen_levers_are_known(model: NodeModel) -> None:

@@ -77,6 +77,16 @@ async def test_the_stream_and_the_past_arrive(node: FakeNode) -> None:
     assert node.streams == 1
 
 
+async def test_each_part_of_the_past_is_asked_for_once(node: FakeNode) -> None:
+    async with feeding(node) as (heard, _):
+        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        node.send("status", status_with({"loop.tick": 77}))
+        await heard.until(lambda: len(heard.of(updates.StatusNews)) == 2)
+    assert sorted(node.gets) == [
+        "/v1/decisions", "/v1/history", "/v1/journal/events", "/v1/logs", "/v1/policy",
+    ]  # fmt: skip
+
+
 async def test_nothing_is_asked_between_ticks(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
         await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
@@ -117,6 +127,18 @@ async def test_a_node_without_some_routes_is_shown_without_them(node: FakeNode) 
         await heard.until(lambda: bool(heard.of(updates.RequestNews)))
         assert heard.of(updates.RequestNews)[0].document is None
         assert not heard.of(updates.HistoryNews)
+
+
+async def test_an_engine_that_dies_is_known_at_once_though_no_tick_follows(node: FakeNode) -> None:
+    async with feeding(node) as (heard, _):
+        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        restarting = status_with({"engine.state": "restarting"})
+        node.answers["status"] = restarting
+        node.send("event", {"sequence": 8, "kind": "value-set"})
+        node.send("event", {"sequence": 9, "kind": "engine-died"})
+        await heard.until(lambda: len(heard.of(updates.StatusNews)) == 2)
+        assert updates.StatusNews(restarting) in heard.updates
+        assert node.gets.count("/v1/status") == 1
 
 
 async def test_a_daemon_that_stops_is_found_again(node: FakeNode) -> None:
@@ -198,6 +220,11 @@ async def test_nobody_on_a_socket_is_said_in_words(tmp_path: Path) -> None:
         ("http://gpu8:9000/", "gpu8:9000", "http://gpu8:9000"),
         ("east=https://gpu8:9000", "east", "https://gpu8:9000"),
         ("/data/a=b/control.sock", "a=b", "/data/a=b/control.sock"),
+        ("rack-1/gpu-7=/run/x/control.sock", "rack-1/gpu-7", "/run/x/control.sock"),
+        ("eu/gpu:7=http://gpu7:9000", "eu/gpu:7", "http://gpu7:9000"),
+        ("data/a=b.sock", "a=b", "data/a=b.sock"),
+        ("./a=/b.sock", "b", "a=/b.sock"),
+        ("http://gpu8:9000/?a=/b", "gpu8:9000", "http://gpu8:9000/?a=/b"),
     ],
 )
 def test_addresses(text: str, label: str, where: str) -> None:

@@ -75,6 +75,17 @@ async def test_enter_goes_to_a_node_and_escape_comes_back(make_app: Make) -> Non
         assert isinstance(app.screen, FleetScreen)
 
 
+async def test_a_node_whose_name_has_a_slash_opens_like_any_other(make_app: Make) -> None:
+    app = make_app("rack-1/gpu-7", "rack-1/gpu-8")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, NodeScreen)
+        assert app.screen.session.model.label == "rack-1/gpu-8"
+        header = app.screen.query_one("#header", LinesView).lines[0].plain
+        assert header.startswith("rack-1/gpu-8 ")
+
+
 async def test_a_node_keeps_its_page(make_app: Make) -> None:
     app = make_app("gpu-1", "gpu-2")
     async with app.run_test(size=(120, 40)) as pilot:

@@ -15,7 +15,7 @@ from hisparsed.tui import format as fmt
 from hisparsed.tui.app import TopApp
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line, line
-from hisparsed.tui.views import decisions, logs, policy, requests
+from hisparsed.tui.views import decisions, health, logs, policy, requests
 from hisparsed.tui.views.bars import cells_of
 from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.decision_detail import decision_detail, event_detail
@@ -80,7 +80,8 @@ def everything(model: NodeModel) -> Iterator[Line]:
         else:
             yield from decision_detail(entry, None, 60)
     yield from logs.log_lines(model, logs.LogFilter(), 80)
-    yield from logs.health_lines(model, CONTEXT)
+    yield from health.health_lines(model, 80, CONTEXT)
+    yield from health.doctor_lines(model, 80)
     yield line(changes.freeze(model, "split").title)
 
 

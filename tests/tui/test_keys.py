@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from recorded_node import RecordedFeed, recorded, status_with
-from textual.pilot import Pilot
+from recorded_node import recorded
+from seen import feed, node_screen, page, table, text
 from textual.widgets import ContentSwitcher
 
 from hisparsed.tui import updates
 from hisparsed.tui.app import TopApp
 from hisparsed.tui.screens.decisions_page import DecisionsPage
 from hisparsed.tui.screens.dialogs import ChoiceDialog, DetailDialog
-from hisparsed.tui.screens.logs_page import LogsPage
 from hisparsed.tui.screens.node_screen import NodeScreen
 from hisparsed.tui.screens.requests_page import RequestsPage
 from hisparsed.tui.views.requests import column_widths
-from hisparsed.tui.widgets.lines import LinesView
 from hisparsed.tui.widgets.search import SearchLine
-from hisparsed.tui.widgets.table import TableView
 
 Make = Callable[..., TopApp]
-
-
-def node_screen(pilot: Pilot[None]) -> NodeScreen:
-    screen = next(one for one in pilot.app.screen_stack if isinstance(one, NodeScreen))
-    assert isinstance(screen, NodeScreen)
-    return screen
-
-
-def page(pilot: Pilot[None], kind: type[Any]) -> Any:
-    return node_screen(pilot).query_one(kind)
-
-
-def table(pilot: Pilot[None]) -> TableView:
-    return node_screen(pilot).page.query_one(TableView)
-
-
-def feed(pilot: Pilot[None]) -> RecordedFeed:
-    found = node_screen(pilot).feed
-    assert isinstance(found, RecordedFeed)
-    return found
-
-
-def text(pilot: Pilot[None], selector: str) -> str:
-    lines = pilot.app.screen.query_one(selector, LinesView).lines
-    return "\n".join(one.plain for one in lines)
 
 
 @pytest.mark.parametrize(
@@ -278,61 +249,6 @@ async def test_enter_keeps_a_search_until_the_page_is_left(make_app: Make) -> No
         assert len(table(pilot).keys) > 30
 
 
-async def test_v_and_o_filter_log_lines(make_app: Make) -> None:
-    async with make_app().run_test(size=(100, 30)) as pilot:
-        await pilot.press("5", "v")
-        await pilot.pause()
-        logs = page(pilot, LogsPage)
-        assert logs.filter.level == 30
-        assert " info " not in text(pilot, "#log-lines")
-        await pilot.press("v", "v", "o")
-        assert (logs.filter.level, logs.filter.source) == (0, "daemon")
-        await pilot.press("o")
-        await pilot.pause()
-        assert " daemon " not in text(pilot, "#log-lines")
-        await pilot.press("slash", *"nothing like it")
-        await pilot.pause()
-        assert text(pilot, "#log-lines") == "no entries"
-
-
-async def test_new_log_lines_are_followed_only_at_the_end(make_app: Make) -> None:
-    async with make_app().run_test(size=(80, 24)) as pilot:
-        await pilot.press("5")
-        await pilot.pause()
-        view = pilot.app.screen.query_one("#log-lines", LinesView)
-        assert view.scroll_offset.y == view.max_scroll_y > 0
-        await pilot.press("pageup")
-        await pilot.pause()
-        place = view.scroll_offset.y
-        line = {"sequence": 9_999, "at_unix_s": 1.0, "source": "engine", "level": 40, "text": "x"}
-        feed(pilot).say(updates.LogNews([line]))
-        pilot.app.draw()  # type: ignore[attr-defined]
-        await pilot.pause()
-        assert view.scroll_offset.y == place
-        await pilot.press("G")
-        await pilot.pause()
-        assert view.scroll_offset.y == view.max_scroll_y
-
-
-async def test_doctor_and_canary_are_shown_where_a_node_has_them(make_app: Make) -> None:
-    app = make_app()
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.press("5")
-        await pilot.pause()
-        assert text(pilot, "#health").count("not available in this version") == 2
-        status = status_with(
-            {
-                "doctor": {"findings": [{"severity": "error", "code": "X1", "sentence": "No."}]},
-                "canary": {"state": "ok", "sentence": "equal tokens"},
-            }
-        )
-        feed(pilot).say(updates.StatusNews(status))
-        app.draw()
-        await pilot.pause()
-        assert "error: X1 No." in text(pilot, "#health")
-        assert "ok  equal tokens" in text(pilot, "#health")
-
-
 async def test_the_palette_offers_every_page(make_app: Make) -> None:
     app = make_app()
     async with app.run_test(size=(100, 30)) as pilot:
@@ -343,6 +259,20 @@ async def test_the_palette_offers_every_page(make_app: Make) -> None:
         await pilot.pause()
         await pilot.pause()
         assert node_screen(pilot).page.id == "requests"
+
+
+async def test_the_palette_offers_the_keys_of_the_page(make_app: Make) -> None:
+    app = make_app()
+    async with app.run_test(size=(100, 30)) as pilot:
+        await pilot.press("5")
+        await pilot.pause()
+        commands = {one.title: one for one in app.get_system_commands(app.screen)}
+        assert {"Level", "Source", "Doctor", "Look again"} <= commands.keys()
+        assert "Reload" not in commands
+        commands["Doctor"].callback()
+        await pilot.pause()
+        await pilot.pause()
+        assert isinstance(app.screen, DetailDialog)
 
 
 @pytest.mark.parametrize("size", [(79, 24), (80, 23), (20, 5)])

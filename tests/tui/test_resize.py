@@ -25,7 +25,7 @@ async def storm(pilot: Pilot[None], *sizes: Size) -> None:
         await pilot.pause()
 
 
-@pytest.mark.parametrize("key", ["1", "question_mark"], ids=["page", "dialog"])
+@pytest.mark.parametrize("key", ["1", "question_mark", "ctrl+p"], ids=["page", "dialog", "palette"])
 async def test_two_sizes_at_once_are_not_laid_out_in_turn_for_ever(
     make_app: Make, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:

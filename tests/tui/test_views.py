@@ -18,9 +18,9 @@ from hisparsed.tui.views.chart import columns
 from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.decisions import Filter, codes, entries
 from hisparsed.tui.views.header import Banner, header_lines
+from hisparsed.tui.views.health import health_lines
 from hisparsed.tui.views.help import help_lines
 from hisparsed.tui.views.levers import lever_lines
-from hisparsed.tui.views.logs import health_lines
 from hisparsed.tui.views.overview import overview_lines
 from hisparsed.tui.views.policy import policy_rows, summary_lines
 from hisparsed.tui.views.pools import gpu_lines, host_bar, host_lines
@@ -90,7 +90,7 @@ def test_the_multiplier_in_force_is_marked_in_the_predicted_curve() -> None:
     model = with_status({"observed.hot.miss_curve": curve, "observed.hot.multiplier": 2.0})
     assert "predicted 1x 25%  [2x 12%] 4x 6%" in plain(hot_lines(model, 80, CONTEXT))
     none = with_status({"observed.hot.miss_curve": []})
-    assert "this node measures none" in plain(hot_lines(none, 80, CONTEXT))
+    assert "predicted misses: none measured" in plain(hot_lines(none, 80, CONTEXT))
 
 
 def test_held_back_calls_and_limits_are_said() -> None:
@@ -218,9 +218,9 @@ def test_a_mode_that_was_set_is_not_for_unset() -> None:
 
 
 def test_a_journal_that_is_not_known_has_not_stopped() -> None:
-    assert "STOPPED" not in plain(health_lines(NodeModel("new"), CONTEXT))
+    assert "STOPPED" not in plain(health_lines(NodeModel("new"), 100, CONTEXT))
     stopped = with_status({"journal.writing": False})
-    assert "STOPPED" in plain(health_lines(stopped, CONTEXT))
+    assert "STOPPED" in plain(health_lines(stopped, 100, CONTEXT))
 
 
 def test_every_value_says_where_it_comes_from() -> None:

@@ -94,7 +94,7 @@ class ValueDialog(SteadyModal[tuple[str, float | None] | None]):
         with Vertical(classes="dialog"):
             yield Label(f"Set {self._key}, now {self._value}", classes="dialog-title", markup=False)
             yield Input(placeholder="value, as the policy file would have it", id="value")
-            yield Input(placeholder="for how long: 10m, 1h30m; empty: until unset", id="for")
+            yield Input(placeholder="for how long: 10m, 1h30m, or: until unset", id="for")
             yield Label("", id="mistake", markup=False)
         yield Footer(show_command_palette=False)
 

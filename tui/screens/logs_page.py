@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
+from hisparsed.tui import changes
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.screens.page import Page
+from hisparsed.tui.screens.dialogs import DetailDialog
+from hisparsed.tui.screens.page import Page, Submit
 from hisparsed.tui.styled import line
 from hisparsed.tui.views.context import ViewContext
-from hisparsed.tui.views.logs import LogFilter, health_lines, log_entries, log_lines
+from hisparsed.tui.views.health import doctor_lines, health_lines
+from hisparsed.tui.views.logs import LogFilter, log_entries, log_lines
 from hisparsed.tui.widgets.lines import LinesView
 
 
 class LogsPage(Page):
+    """``may_change`` says no where nothing may be asked of the node, and tells why."""
+
     searchable = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("v", "level", "Level"),
         Binding("o", "source", "Source"),
+        Binding("d", "doctor", "Doctor"),
+        Binding("D", "look_again", "Look again"),
         Binding("end,G", "follow", "Follow", show=False),
     ]
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, may_change: Callable[[], bool], submit: Submit) -> None:
         super().__init__(name)
+        self._may_change = may_change
+        self._submit = submit
         self._filter = LogFilter()
 
     def compose(self) -> ComposeResult:
@@ -41,7 +52,8 @@ class LogsPage(Page):
         lines = log_lines(model, self._filter, width)
         count = log_entries(model, self._filter)
         head = line((f"{count}", "strong"), " entries: ", (self._filter.words, "accent"))
-        self.query_one("#health", LinesView).show_lines([*health_lines(model, context), head])
+        health = health_lines(model, width - 1, context)  # a scroll bar may take one
+        self.query_one("#health", LinesView).show_lines([*health, head])
         view = self.query_one("#log-lines", LinesView)
         # At the end it follows; an operator who scrolled up stays where they are.
         following = view.scroll_offset.y >= view.max_scroll_y
@@ -65,6 +77,18 @@ class LogsPage(Page):
 
     def action_source(self) -> None:
         self._set(self._filter.next_source())
+
+    def action_doctor(self) -> None:
+        model = self.shown
+        if model is not None:
+            self.app.push_screen(
+                DetailDialog("What the doctor found", lambda width: doctor_lines(model, width))
+            )
+
+    @work
+    async def action_look_again(self) -> None:
+        if self._may_change():
+            await self._submit(changes.look_again(), None)
 
     def action_follow(self) -> None:
         self.query_one("#log-lines", LinesView).scroll_end(animate=False)

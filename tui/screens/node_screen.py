@@ -82,7 +82,7 @@ class NodeScreen(SteadyScreen[None]):
             yield DecisionsPage("decisions")
             yield RequestsPage("requests")
             yield PolicyPage("policy", self.may_change, self.submit)
-            yield LogsPage("logs")
+            yield LogsPage("logs", self.may_change, self.submit)
         yield LinesView(id="too-small")
         yield SearchLine(placeholder="search; Enter keeps it, Escape ends it", id="search")
         yield Footer(show_command_palette=False)

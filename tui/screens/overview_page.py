@@ -19,7 +19,7 @@ class OverviewPage(Page):
         view = self.query_one("#overview-lines", LinesView)
         width, height = view.size
         if width and height:
-            view.show_lines(overview_lines(model, width, height, context), stale=model.stale)
+            view.show_lines(overview_lines(model, width, height, context), stale=model.outdated)
 
     def entered(self) -> None:
         self.query_one("#overview-lines").focus()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from textual.containers import Vertical
 
+from hisparsed.tui.changes import Change
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.session import Feed
 from hisparsed.tui.views.context import ViewContext
+
+Submit = Callable[[Change, int | None], Awaitable[None]]
+"""Asks the operator, then the node; with the policy generation that was looked at, if any."""
 
 
 class Page(Vertical):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import ClassVar
 
 from textual import work
@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from hisparsed.tui import changes
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.screens.dialogs import ChoiceDialog, ValueDialog
-from hisparsed.tui.screens.page import Page
+from hisparsed.tui.screens.page import Page, Submit
 from hisparsed.tui.styled import EMPTY, Line, line
 from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.levers import LEVERS, lever_lines
@@ -26,7 +26,6 @@ from hisparsed.tui.views.policy import (
 from hisparsed.tui.widgets.lines import LinesView
 from hisparsed.tui.widgets.table import TableView
 
-Submit = Callable[[changes.Change, int | None], Awaitable[None]]
 _DOCUMENT = "as the document says"
 
 

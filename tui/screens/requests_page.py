@@ -59,7 +59,7 @@ class RequestsPage(Page):
 
         keys = [str(one.get("request_id")) for one in self._rows]
         self.query_one(TableView).show_rows(
-            title_line(self._order, width, context), keys, row, stale=model.stale
+            title_line(self._order, width, context), keys, row, stale=model.outdated
         )
 
     def entered(self) -> None:

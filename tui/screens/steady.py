@@ -7,7 +7,10 @@ would then be laid out in turn for ever.
 
 from __future__ import annotations
 
+from typing import Any
+
 from textual import events
+from textual.command import CommandPalette
 from textual.screen import ModalScreen, Screen, ScreenResultType
 
 
@@ -15,7 +18,7 @@ class SteadyScreen(Screen[ScreenResultType]):
     """``resized`` is called after each size that counts."""
 
     def on_resize(self, event: events.Resize) -> None:
-        if event.size != self.app.size:
+        if _is_old(self, event):
             event.prevent_default()
             return
         self.resized(event)
@@ -26,3 +29,15 @@ class SteadyScreen(Screen[ScreenResultType]):
 
 class SteadyModal(ModalScreen[ScreenResultType], SteadyScreen[ScreenResultType]):
     """The same for a dialog."""
+
+
+class SteadyPalette(CommandPalette):
+    """The same for Textual's command palette, whose styles only its own heirs have."""
+
+    def on_resize(self, event: events.Resize) -> None:
+        if _is_old(self, event):
+            event.prevent_default()
+
+
+def _is_old(screen: Screen[Any], event: events.Resize) -> bool:
+    return event.size != screen.app.size

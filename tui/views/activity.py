@@ -82,7 +82,7 @@ def _curve_line(model: NodeModel) -> Line:
         for point in items(model.observed, "hot.miss_curve")
     }
     if not points:
-        return line(("predicted misses: this node measures none", "dim"))
+        return line(("predicted misses: none measured", "dim"))
     current = number(model.observed, "hot.multiplier")
     wanted = (*_CURVE, current)
     shown = sorted(one for one in points if one is not None and one in wanted)

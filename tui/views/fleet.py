@@ -10,6 +10,7 @@ from hisparsed.tui.model import Link, NodeModel
 from hisparsed.tui.styled import Line, ends, fit, line
 from hisparsed.tui.views.chart import columns, series_values
 from hisparsed.tui.views.context import ViewContext
+from hisparsed.tui.views.engine import engine_life
 from hisparsed.tui.wire import number, text
 
 _LABEL = 18
@@ -39,8 +40,12 @@ def fleet_line(model: NodeModel, width: int, context: ViewContext) -> Line:
     role = "bad" if severity.rank >= 60 else "warn" if severity.rank >= 10 else "good"
     mark = context.glyphs.off if severity.rank >= 60 else context.glyphs.on
     state = severity.word
+    life = engine_life(model.status)
     if model.link is Link.LOST:
         state = f"lost {fmt.clock(model.link_since_s)}"
+    elif life is not None and life.next_try_s is not None:
+        left_s = round(life.next_try_s - (model.node_now_s(context.now_s) or life.next_try_s))
+        state = f"engine: try in {fmt.whole_duration(left_s)}" if left_s > 0 else state
     label_cells, state_cells = _head_cells(width)
     whole = (
         fit(line((model.label, "title")), label_cells - 1, more=more)
@@ -48,7 +53,7 @@ def fleet_line(model: NodeModel, width: int, context: ViewContext) -> Line:
         + fit(line((f"{mark} {state}", role)), state_cells - 1, more=more)
         + line(" ")
     )
-    dull = "dim" if model.stale else ""
+    dull = "dim" if model.outdated else ""
     for index, column in enumerate(_columns(width)):
         figure = f"{column.figure(model):>{column.cells}}"
         whole += line((figure, dull or ("strong" if index == 0 else "")))

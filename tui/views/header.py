@@ -8,9 +8,15 @@ from hisparsed.tui import format as fmt
 from hisparsed.tui.model import Link, NodeModel
 from hisparsed.tui.styled import Line, ends, fit, line
 from hisparsed.tui.views.context import ViewContext
+from hisparsed.tui.views.engine import engine_life
 from hisparsed.tui.wire import dig, number, text
 
-_LIFECYCLE_ROLES = {"serving": "good", "starting": "warn", "draining": "warn"}
+_LIFECYCLE_ROLES = {
+    "serving": "good",
+    "starting": "warn",
+    "draining": "warn",
+    "restarting": "warn",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,12 @@ def _since_status(model: NodeModel, context: ViewContext) -> float:
 
 def _health(model: NodeModel, context: ViewContext) -> Line:
     status = model.status
+    life = engine_life(status)
+    if life is not None and life.state != "serving":
+        return line(
+            (life.words(model.node_now_s(context.now_s)), life.role),
+            (f": {life.why}" if life.why and not life.has_engine else "", life.role),
+        )
     if not model.observed:
         return line(("the engine has not reported yet; it may be starting", "warn"))
     age_s, tick_s = number(status, "observed.engine.report_age_s"), number(status, "loop.tick_s")
@@ -104,6 +116,10 @@ def _health(model: NodeModel, context: ViewContext) -> Line:
         count = number(status, path)
         if count:
             parts.append((f"  {fmt.whole(count)} {words}", "bad"))
+    if number(status, "doctor.fatal"):
+        parts.append(("  DOCTOR: FATAL", "bad"))
+    if dig(status, "engine.quarantined") is not None:
+        parts.append(("  VALUES PUT ASIDE", "bad"))
     if text(status, "policy.last_error"):
         parts.append(("  POLICY REJECTED", "bad"))
     frozen = dig(status, "policy.frozen")

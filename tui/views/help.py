@@ -46,7 +46,15 @@ _KEYS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("R", "reload the policy file"),
         ),
     ),
-    ("logs", (("v", "from which level on"), ("o", "daemon, engine or both"))),
+    (
+        "logs and health",
+        (
+            ("v", "from which level on"),
+            ("o", "daemon, engine or both"),
+            ("d", "all that the doctor found, with why and what helps"),
+            ("D", "let the doctor look again"),
+        ),
+    ),
     (
         "recorded journal",
         (

@@ -1,4 +1,4 @@
-"""Log lines of daemon and engine, and the health of the node: doctor, canary, journal, link."""
+"""Log lines of daemon and engine, filtered."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line, line, wrap
-from hisparsed.tui.views.context import ViewContext
-from hisparsed.tui.wire import Document, dig, items, number, text
+from hisparsed.tui.wire import Document, number, text
 
 _LEVELS = ((40, "ERROR", "bad"), (30, "WARN", "warn"), (20, "info", ""), (0, "debug", "dim"))
 _STEPS = (0, 20, 30, 40)
+_WARNING = 30
 _SOURCES = (None, "daemon", "engine")
 _LOGGERS_WIDTH = 110
 _MOST_LINES = 30
-NOT_AVAILABLE = "not available in this version"
+_MOST_LINES_OF_INFO = 6
+"""Statistics that vLLM writes every ten seconds must not fill the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,9 @@ def log_lines(model: NodeModel, wanted: LogFilter, width: int) -> list[Line]:
     for entry in model.logs:
         if not wanted.passes(entry):
             continue
-        word, role = _level(number(entry, "level") or 0)
+        level = number(entry, "level") or 0
+        most = _MOST_LINES if level >= _WARNING else _MOST_LINES_OF_INFO
+        word, role = _level(level)
         first, *more = wrap(text(entry, "text") or "", max(20, width - indent - 1), role)
         lines.append(
             line(
@@ -70,65 +73,10 @@ def log_lines(model: NodeModel, wanted: LogFilter, width: int) -> list[Line]:
             )
             + first
         )
-        lines += [line(" " * indent) + one for one in more[: _MOST_LINES - 1]]
-        if len(more) >= _MOST_LINES:
-            lines.append(line((f"{'':<{indent}}{len(more) - _MOST_LINES + 1} more lines", "dim")))
+        lines += [line(" " * indent) + one for one in more[: most - 1]]
+        if len(more) >= most:
+            lines.append(line((f"{'':<{indent}}{len(more) - most + 1} more lines", "dim")))
     return lines
-
-
-def health_lines(model: NodeModel, context: ViewContext) -> list[Line]:
-    """What doctor and canary found, the journal's state, and how it stands with the node."""
-    status, glyphs = model.status, context.glyphs
-    writing = dig(status, "journal.writing")
-    if writing is None:
-        unknown = line((f"{'journal':<9}", "title"), ("not known", "dim"))
-        return [*_doctor(status), _canary(status, context), unknown]
-    state = f"{glyphs.on} writing" if writing else f"{glyphs.off} STOPPED"
-    journal = line(
-        (f"{'journal':<9}", "title"),
-        (state, "good" if writing else "bad"),
-        f", {fmt.whole(number(status, 'journal.written'))} records, "
-        f"{fmt.whole(number(status, 'journal.dropped'))} dropped",
-        (f": {text(status, 'journal.error')}" if text(status, "journal.error") else "", "bad"),
-    )
-    return [*_doctor(status), _canary(status, context), journal]
-
-
-def _doctor(status: object) -> list[Line]:
-    title = (f"{'doctor':<9}", "title")
-    if dig(status, "doctor") is None:
-        return [line(title, (NOT_AVAILABLE, "dim"))]
-    findings = items(status, "doctor.findings")
-    if not findings:
-        return [line(title, ("no findings", "good"))]
-    return [
-        line(
-            title,
-            (f"{one.get('severity', 'finding')}: ", "bad" if _grave(one) else "warn"),
-            (f"{one.get('code', '')} ", "strong"),
-            str(one.get("sentence", "")),
-        )
-        for one in findings
-    ]
-
-
-def _grave(finding: Document) -> bool:
-    return str(finding.get("severity")) in ("error", "bad", "critical")
-
-
-def _canary(status: object, context: ViewContext) -> Line:
-    title = (f"{'canary':<9}", "title")
-    state = text(status, "canary.state")
-    if state is None:
-        return line(title, (NOT_AVAILABLE, "dim"))
-    good = state in ("ok", "passing", "equal")
-    mark = context.glyphs.on if good else context.glyphs.off
-    role = "good" if good else "dim" if state in ("off", "waiting") else "bad"
-    return line(
-        title,
-        (f"{mark} {state}", role),
-        f"  {text(status, 'canary.sentence') or ''}",
-    )
 
 
 def _level(level: float) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
@@ -31,9 +31,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.outputs import KVConnectorOutput
 
-from hisparsed.engine.reference.handoff.connector import HandoffConnector
 from hisparsed.engine.reference.offload import ReferenceOffloadingSpec
 from hisparsed.engine.reference.store import KVStore
+
+if TYPE_CHECKING:
+    from hisparsed.engine.reference.handoff.connector import HandoffConnector
 
 
 class HiSparseTransfers:
@@ -116,6 +118,8 @@ class ReferenceConnectors:
             )
         self._handoff: HandoffConnector | None = None
         if len(configs) > 2:
+            from hisparsed.engine.reference.handoff.connector import HandoffConnector
+
             handoff_config = configs[1][1]
             self._handoff = HandoffConnector(
                 handoff_config, KVConnectorRole.WORKER, kv_cache_config

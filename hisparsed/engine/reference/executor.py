@@ -17,6 +17,7 @@ from vllm.v1.hisparse.layout import get_hisparse_kv_cache_groups
 from vllm.v1.kv_cache_interface import MLAAttentionSpec, SparseCacheRole
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
+from hisparsed.engine.compat.residency import ResidencyReader
 from hisparsed.engine.reference.connectors import ReferenceConnectors
 from hisparsed.engine.reference.draft import Draft, NgramDraft
 from hisparsed.engine.reference.geometry import (
@@ -85,8 +86,8 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
         return [["BLHNC"]]
 
-    def set_kv_cache_layout(self, layout_name: str, *rest: Any) -> None:
-        """vLLM resolved the only layout offered; 0.33 passes one more argument."""
+    def set_kv_cache_layout(self, layout_name: str, cp_kv_cache_interleave_size: int = 1) -> None:
+        """vLLM resolved the only layout offered; the second argument came with 0.33."""
 
     def determine_available_memory(self) -> list[int]:
         """Bytes for the slab; ``num_gpu_blocks_override`` sets the size that counts."""
@@ -102,6 +103,7 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
         self._tables = RequestTables(
             rows, pages, geometry.index_groups, int(hot_spec.blocks_per_request)
         )
+        self._residency = ResidencyReader(2, geometry.index_groups)
         self._hot = HotBuffers(
             self._store,
             self._tables,
@@ -144,8 +146,8 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
         hisparse = self._connectors.before_forward(
             output.kv_connector_metadata, self._decoding(segments)
         )
-        for request_id, update in hisparse.residency_updates.items():
-            self._tables.update_residency(request_id, update.pages, update.block_ids)
+        for request_id, pages, block_ids in self._residency.updates(output, hisparse):
+            self._tables.update_residency(request_id, pages, block_ids)
         sampled: dict[str, list[int]] = {}
         with torch.inference_mode():
             if segments:

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hisparsed.engine.reference.requests import RequestState
+from hisparsed.engine.request_curves import DISTINCT, MAX_REQUESTS, request_curves
 from hisparsed.engine.worker_report import RowCurve
-from hisparsed.kernels.api import COUNTERS, ResolverState, request_miss_curves
+from hisparsed.kernels.api import ResolverState
 
-MAX_REQUESTS = 256
 _FRESH_FOR_S = 1.0
-_LEAST_STEPS = 8
-"""Sampled steps behind a curve; fewer say little, and a change of size begins anew."""
-_DISTINCT = [COUNTERS.index(name) for name in ("hits", "loads", "spills", "dropped")]
 
 
 class HotCurves:
@@ -38,7 +35,7 @@ class HotCurves:
     def begin(self, row: int) -> None:
         """A request begins in ``row``, or its hot buffer has changed its size."""
         for begun, state in zip(self._begun, self._states, strict=True):
-            begun[row] = int(state.step[row]), int(state.counters[row, _DISTINCT].sum())
+            begun[row] = int(state.step[row]), int(state.counters[row, DISTINCT].sum())
 
     def by_request(self, requests: Mapping[str, RequestState]) -> Mapping[str, RowCurve]:
         """(hot rows of one group, rows loaded a step over all groups) by request.
@@ -59,21 +56,8 @@ class HotCurves:
         )[:MAX_REQUESTS]
         if not leased:
             return {}
-        rows = [state.row for _, state in leased]
-        distinct = [state.counters[:, _DISTINCT].sum(dim=1).tolist() for state in self._states]
-        steps = [state.step.tolist() for state in self._states]
-        curves: dict[str, RowCurve] = {}
-        found = request_miss_curves(self._states, rows)
-        for (name, _), row, curve in zip(leased, rows, found, strict=True):
-            rows_a_step = 0.0
-            for selected, step, begun in zip(distinct, steps, self._begun, strict=True):
-                first_step, before = begun[row]
-                if step[row] > first_step:
-                    rows_a_step += (selected[row] - before) / (step[row] - first_step)
-            if curve is None or curve.samples < _LEAST_STEPS * rows_a_step:
-                continue
-            curves[name] = tuple(
-                (capacity, ratio * rows_a_step)
-                for capacity, ratio in zip(curve.capacities, curve.miss_ratios, strict=True)
-            )
-        return curves
+        return request_curves(
+            self._states,
+            [(name, state.row) for name, state in leased],
+            lambda group, row: self._begun[group][row],
+        )

@@ -49,7 +49,10 @@ class LentChunkWorker(OffloadingWorker):  # type: ignore[misc]
         self._finish(job_id, pages)
         return True
 
-    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+    def submit_load(
+        self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False
+    ) -> bool:
+        """All loads end at once, so ``expedited`` ones (since vLLM 0.33) need nothing more."""
         chunk_ids = src_spec.block_ids.tolist()
         pages = torch.empty((len(chunk_ids), self._layout.chunk_bytes), dtype=torch.int8)
         for indices, slot, blocks in self._by_slot(chunk_ids):

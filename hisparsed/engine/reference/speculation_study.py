@@ -22,9 +22,9 @@ import torch
 
 from hisparsed.config.node import NodeConfig
 from hisparsed.config.reference import ReferenceConfig
-from hisparsed.engine.launch import reference_vllm_config
 from hisparsed.engine.plugin import control
 from hisparsed.engine.reference.hot import DecodeBatch
+from hisparsed.engine.reference.launch import vllm_config as reference_vllm_config
 
 _AMPLE_BLOCKS = 4000
 _LARGEST_LEASE = 5.0
@@ -63,11 +63,11 @@ def decode(
     engine = LLMEngine.from_vllm_config(
         reference_vllm_config(
             node_config(folder, drafts, gpu_blocks, requests),
-            max_multiplier=_LARGEST_LEASE / (1 + drafts),
+            max_multiplier=_LARGEST_LEASE,
         )
     )
     core: Any = engine.engine_core.engine_core
-    control(core, "apply", {"multiplier": lease / (1 + drafts)})
+    control(core, "apply", {"multiplier": lease})
     rng = random.Random(0)
     for index in range(requests):
         prompt = [rng.randrange(32, 127) for _ in range(1200)]

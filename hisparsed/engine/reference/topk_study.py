@@ -59,7 +59,7 @@ def record_selections(requests: int, prompt: int, steps: int, folder: Path) -> S
 
     from hisparsed.config.node import NodeConfig
     from hisparsed.config.reference import ReferenceConfig
-    from hisparsed.engine.launch import reference_vllm_config
+    from hisparsed.engine.reference.launch import vllm_config as reference_vllm_config
 
     reference = ReferenceConfig(gpu_blocks=8000, max_num_seqs=requests, max_model_len=4096)
     config = NodeConfig(

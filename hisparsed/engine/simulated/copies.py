@@ -63,7 +63,10 @@ class SimulatedChunkWorker(OffloadingWorker):  # type: ignore[misc]
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         return self._submit(self._stores, job_id, dst_spec)
 
-    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+    def submit_load(
+        self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False
+    ) -> bool:
+        """``expedited`` (since vLLM 0.33): the step waits for it. It still queues on its link."""
         return self._submit(self._loads, job_id, src_spec)
 
     def _submit(self, copies: CopyQueue, job_id: int, host_spec: Any) -> bool:

@@ -89,8 +89,8 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
         return [["BLHNC"]]
 
-    def set_kv_cache_layout(self, layout_name: str, *rest: Any) -> None:
-        """vLLM resolved the only layout offered; 0.33 passes one more argument."""
+    def set_kv_cache_layout(self, layout_name: str, cp_kv_cache_interleave_size: int = 1) -> None:
+        """vLLM resolved the only layout offered; the second argument came with 0.33."""
 
     def determine_available_memory(self) -> list[int]:
         return [self._node.gpu.kv_memory]
@@ -112,7 +112,14 @@ class SimulatedExecutor(Executor):  # type: ignore[misc]
             residency,
             self._block_tokens,
             self._node.model.topk,
+            self._locality,
         )
+
+    def _locality(self, request_id: str) -> float:
+        spread = self._node.rows.spread
+        if not spread:
+            return 1.0
+        return float((1 + spread) ** Random(f"{self._seed} rows {request_id}").uniform(-1, 1))
 
     def compile_or_warm_up_model(self) -> None:
         """Nothing to compile."""

@@ -20,6 +20,7 @@ from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
 from hisparsed.engine.plugin import control
 from hisparsed.engine.simulated.clock import VirtualClock
 from hisparsed.engine.simulated.executor import TOKEN, SimulatedExecutor
+from hisparsed.engine.simulated.lookups import remember_lookups
 from hisparsed.engine.simulated.serving import ServingTally
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions, build_vllm_config
 from hisparsed.engine.simulated.work import AllResident, ManagersResidency
@@ -60,6 +61,7 @@ class SimulatedNode:
         if options.hisparse:
             self._scheduler.clock_s = self.clock.now_s
             self._scheduler.wall_clock_s = self.clock.unix_s
+            remember_lookups(self._scheduler.kv_cache_manager.coordinator)
             coordinator = get_hisparse_coordinator(self._scheduler.kv_cache_manager)
             resident, hot = coordinator.resident_managers[0], coordinator.hot_managers[0]
             self._executor.bind(ManagersResidency(resident, hot, self._block_tokens))

@@ -56,14 +56,24 @@ class RowModel:
                 return high_miss + (low_miss - high_miss) * part
         raise AssertionError("the curve ends above every ratio that comes here")
 
-    def step(self, context: int, rows: int, resident_share: float, hot_rows: int) -> RowCounts:
-        """One decode step of a request with ``hot_rows`` in its hot buffer a group."""
+    def step(
+        self,
+        context: int,
+        rows: int,
+        resident_share: float,
+        hot_rows: int,
+        locality: float = 1.0,
+    ) -> RowCounts:
+        """One decode step of a request with ``hot_rows`` in its hot buffer a group.
+
+        It misses as one of the mean with ``locality`` times the buffer.
+        """
         selected = self.selected(context, rows)
         resident = selected * resident_share
         from_host = selected - resident
         # A buffer as large as all of the context's host pages misses nothing once it is warm.
         if from_host <= 0 or hot_rows >= context * (1 - resident_share):
             return RowCounts(selected, resident, from_host, 0.0, 0.0)
-        missing = from_host * self.misses(hot_rows / from_host)
+        missing = from_host * self.misses(locality * hot_rows / from_host)
         spills = min(missing, max(0.0, from_host - hot_rows))
         return RowCounts(selected, resident, from_host - missing, missing - spills, spills)

@@ -36,6 +36,10 @@ class SimulatedOptions:
     scratch: bool = True
     """Whether rows beyond a hot buffer can go through shared scratch blocks."""
     offload_prompt_only: bool = False
+    eviction: str = "lru"
+    store_threshold: int = 0
+    copies: int = 1
+    """Of the indexer, in the offload pool."""
     seed: int = 0
 
 
@@ -67,6 +71,7 @@ def build_vllm_config(options: SimulatedOptions) -> VllmConfig:
         "node": node.model_dump(mode="json"),
         "seed": options.seed,
         "stands_for": float(1 / scale),
+        "offload_copies": options.copies,
     }
     if options.hisparse and options.scratch:
         hisparsed["scratch_blocks"] = scratch_block_count(
@@ -154,7 +159,7 @@ def _hisparse_transfer_config(options: SimulatedOptions) -> KVTransferConfig:
                         "spec_module_path": "hisparsed.engine.simulated.copies",
                         # The pool owns no memory: vLLM only asks that this is not zero.
                         "cpu_bytes_to_use": 1,
-                        "offload_prompt_only": options.offload_prompt_only,
+                        **_store_options(options),
                     },
                 },
             ]
@@ -170,6 +175,14 @@ def _standard_transfer_config(options: SimulatedOptions) -> KVTransferConfig:
             "spec_name": "StandardOffloadingSpec",
             "spec_module_path": "hisparsed.engine.simulated.copies",
             "cpu_bytes_to_use": int(options.host_budget_bytes * options.scale),
-            "offload_prompt_only": options.offload_prompt_only,
+            **_store_options(options),
         },
     )
+
+
+def _store_options(options: SimulatedOptions) -> dict[str, Any]:
+    return {
+        "offload_prompt_only": options.offload_prompt_only,
+        "eviction_policy": options.eviction,
+        "store_threshold": options.store_threshold,
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,8 +11,8 @@ from hisparsed.engine.simulated.rows import RowModel
 from hisparsed.engine.simulated.tally import Tally
 from hisparsed.engine.worker_report import RowCurve
 
-CURVE_POINTS = 8
-"""Points of the reported miss curves, a half top-k apart."""
+CURVE_POINTS = 19
+"""Points of the reported miss curves, a half top-k apart: 1x to 10x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,21 @@ class AllResident:
 class StepWorker:
     """Adds up one step. ``topk`` rows are what attention reads for each token at most."""
 
-    def __init__(self, rows: RowModel, residency: Residency, block_tokens: int, topk: int) -> None:
+    def __init__(
+        self,
+        rows: RowModel,
+        residency: Residency,
+        block_tokens: int,
+        topk: int,
+        locality_of: Callable[[str], float],
+    ) -> None:
         self._rows = rows
         self._residency = residency
         self._block_tokens = block_tokens
         self._topk = topk
         self._points = [half * topk // 2 for half in range(2, 2 + CURVE_POINTS)]
+        self._locality_of = locality_of
+        self._locality: dict[str, float] = {}
         self._from_host: dict[str, float] = {}
         """Rows from the host that each decoding request's latest step selected."""
 
@@ -108,6 +117,7 @@ class StepWorker:
                 count,
                 self._residency.resident_share(segment.request_id),
                 self._residency.hot_rows(segment.request_id),
+                self._locality_for(segment.request_id),
             )
             decode_rows += found.selected
             loaded += found.loads + found.spills
@@ -119,22 +129,36 @@ class StepWorker:
         """Requests that have ended."""
         for request_id in request_ids:
             self._from_host.pop(request_id, None)
+            self._locality.pop(request_id, None)
+
+    def _locality_for(self, request_id: str) -> float:
+        found = self._locality.get(request_id)
+        if found is None:
+            found = self._locality[request_id] = self._locality_of(request_id)
+        return found
 
     def miss_curve(self) -> tuple[tuple[int, float], ...]:
-        """(hot rows, misses) of the mean request that decodes; empty where none reads the host."""
-        reading = [rows for rows in self._from_host.values() if rows >= 1]
-        if not reading:
+        """(hot rows, share of the selected host rows that misses) over all that decode; empty
+        where none reads the host."""
+        selected = sum(rows for rows in self._from_host.values() if rows >= 1)
+        if not selected:
             return ()
-        mean = sum(reading) / len(reading)
-        return tuple((rows, self._rows.misses(rows / mean)) for rows in self._points)
+        curves = self.request_curves(1).values()
+        return tuple(
+            (rows, sum(curve[index][1] for curve in curves) / selected)
+            for index, rows in enumerate(self._points)
+        )
 
     def request_curves(self, groups: int) -> dict[str, RowCurve]:
         """By request, (hot rows, rows that a step would load over all ``groups``)."""
         return {
             request_id: tuple(
-                (rows, groups * from_host * self._rows.misses(rows / from_host))
+                (rows, groups * from_host * self._misses(request_id, rows, from_host))
                 for rows in self._points
             )
             for request_id, from_host in self._from_host.items()
             if from_host >= 1
         }
+
+    def _misses(self, request_id: str, rows: int, from_host: float) -> float:
+        return self._rows.misses(self._locality_for(request_id) * rows / from_host)

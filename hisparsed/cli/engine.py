@@ -1,0 +1,111 @@
+"""`hisparsed engine`: the engine's life, and restarting it in the running daemon.
+
+Exit code 0 when it is as asked, 1 when a restart ended in other values or no engine, 2 when the
+daemon refused or does not answer.
+"""
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hisparsed.cli.options import JsonOption, SocketOption
+
+if TYPE_CHECKING:
+    from hisparsed.control.client import ControlClient
+    from hisparsed.control.status_engine import EngineLifeStatus
+
+EXIT_NOT_AS_ASKED = 1
+_LOOK_EVERY_S = 0.5
+
+app = typer.Typer(
+    name="engine",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Show the engine's life, and restart it.",
+)
+
+
+@app.command()
+def show(as_json: JsonOption = False, socket: SocketOption = None) -> None:
+    """Say whether the engine serves, how often it ended, and what is put aside."""
+    from hisparsed.control.client import DEFAULT_SOCKET, ControlClient
+
+    with ControlClient(socket or DEFAULT_SOCKET) as client:
+        life = _life(client)
+    if as_json:
+        typer.echo(life.model_dump_json(indent=2))
+        return
+    from hisparsed.control.engine_text import engine_lines
+
+    for line in engine_lines(life):
+        typer.echo(line)
+
+
+@app.command()
+def restart(
+    drain: Annotated[
+        str | None, typer.Option(help="How long open calls get to end; drain_timeout otherwise.")
+    ] = None,
+    now: Annotated[bool, typer.Option("--now", help="Cut open calls off at once.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    wait: Annotated[bool, typer.Option(help="Return when the engine serves again.")] = True,
+    as_json: JsonOption = False,
+    socket: SocketOption = None,
+) -> None:
+    """Restart the engine, with the values that wait for a restart."""
+    from hisparsed.cli.options import actor, seconds
+    from hisparsed.control.client import DEFAULT_SOCKET, ControlClient
+    from hisparsed.errors import UserError
+
+    if now and drain is not None:
+        raise UserError("--now: does not go with --drain; give one of them")
+    drain_s = 0.0 if now else None if drain is None else seconds("--drain", drain)
+    body: dict[str, Any] = {"actor": actor(), "drain_s": drain_s}
+    with ControlClient(socket or DEFAULT_SOCKET) as client:
+        plan = client.post("/v1/engine/restart", {**body, "dry_run": True})
+        if not yes:
+            typer.echo(plan["sentence"])
+            typer.confirm("Restart the engine?", abort=True)
+        before = _life(client).restarts_total
+        plan = client.post("/v1/engine/restart", body)
+        life = _until_settled(client, before) if wait else _life(client)
+    reached = not wait or (life.state == "serving" and not life.quarantined)
+    if as_json:
+        typer.echo(json.dumps({"plan": plan, "engine": life.model_dump(mode="json")}, indent=2))
+    else:
+        typer.echo(_ending(life, plan["sentence"]))
+    if not reached:
+        raise typer.Exit(EXIT_NOT_AS_ASKED)
+
+
+def _life(client: "ControlClient") -> "EngineLifeStatus":
+    from hisparsed.errors import UserError
+
+    life = client.status().engine
+    if life is None:
+        raise UserError("this daemon does not supervise its engine; restart the daemon instead")
+    return life
+
+
+def _until_settled(client: "ControlClient", restarts_before: int) -> "EngineLifeStatus":
+    """Once another engine serves, or none will: follows the restart, telling each turn."""
+    said = ""
+    while True:
+        life = _life(client)
+        if life.state in ("failed", "stopped"):
+            return life
+        if life.state == "serving" and life.restarts_total > restarts_before:
+            return life
+        if life.state != said:
+            said = life.state
+            typer.echo(life.sentence, err=True)
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _ending(life: "EngineLifeStatus", begun: str) -> str:
+    if life.quarantined is not None:
+        return f"Put aside, the last good values serve: {life.quarantined.error}"
+    return begun if life.state == "draining" else life.sentence

@@ -1,0 +1,1 @@
+"""The CUDA node: vLLM's own GPU workers under our control."""

@@ -1,0 +1,75 @@
+"""Hot buffers of vLLM's own executor: what the control method asks, through worker calls.
+
+The executor is vLLM's, never a subclass of it. Figures are fetched without waiting for a step, so
+they are those of the report before; rows are moved by every rank before any block goes back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from hisparsed.engine.request_table import HotRows
+from hisparsed.engine.worker_report import RowCurve, WorkerReport
+
+log = logging.getLogger("hisparsed.engine")
+
+_FIGURES = "hisparsed_hot_figures"
+_RESIZE = "hisparsed_resize_hot"
+
+
+class CudaHot:
+    """``executor``: any of vLLM's, whose workers have ``HotExtension``.
+
+    Worker calls have no time limit: a reply that nobody waits for any more would be taken for
+    the next call's. What a call does is bounded instead, and vLLM sees a dead worker itself.
+    """
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self._asked: Any = None
+        self._late = False
+        self._report = WorkerReport(counted=False)
+        self._rows: dict[str, HotRows] = {}
+
+    def hot_report(self) -> WorkerReport:
+        """Figures of the call before; ``counted`` is false until there are some.
+
+        Raises ``RuntimeError`` when the workers could not tell.
+        """
+        if self._asked is not None and (self._asked.done() or self._late):
+            # A call that is late for two reports is waited for: an idle engine takes no replies.
+            self._asked, asked = None, self._asked
+            self._take(asked.result())
+        self._late = self._asked is not None
+        if self._asked is None:
+            self._asked = self._executor.collective_rpc(_FIGURES, non_block=True)
+        return self._report
+
+    def _take(self, answers: list[dict[str, Any] | None]) -> None:
+        # Every rank plans the same loads, so one speaks for all.
+        found = answers[0]
+        if found is None:
+            return
+        curves: Mapping[str, RowCurve] = found["request_curves"]
+        self._report = WorkerReport(
+            counters=found["counters"], miss_curve=found["miss_curve"], request_curves=curves
+        )
+        self._rows = {name: HotRows(*numbers) for name, numbers in found["rows"].items()}
+
+    def hot_rows(self) -> dict[str, HotRows]:
+        """Each request's hot buffer as of the newest figures."""
+        return self._rows
+
+    def resize_hot(self, leases: dict[str, int]) -> None:
+        """Shrink hot buffers on all ranks; their blocks may go back afterwards.
+
+        Raises ``RuntimeError`` when ranks moved different rows: they would read different KV.
+        """
+        moved = self._executor.collective_rpc(_RESIZE, args=(leases,))
+        if len(set(moved)) > 1:
+            raise RuntimeError(
+                f"ranks moved different numbers of hot rows: {moved}; the engine must be restarted"
+            )
+        log.debug("Shrank %d hot buffers, %d rows moved.", len(leases), moved[0])

@@ -1,0 +1,235 @@
+"""The CUDA node's body: from the node's document to vLLM's configuration on NVIDIA GPUs.
+
+One of the modules that ``hisparsed.engine.launch`` chooses from. Imports vLLM only when called.
+What cannot be is ``checks``' to say; here it is asked before anything is taken, and again once
+vLLM has read the config of a model that it had to look up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from hisparsed.config.memory import machine_memory_bytes
+from hisparsed.config.node import NodeConfig
+from hisparsed.engine.cuda import checks, tiny_model
+from hisparsed.engine.cuda.checks import GpuFacts, MachineFacts
+from hisparsed.engine.cuda.kernels_choice import CONNECTOR_MODULE, WORKER_EXTENSION
+from hisparsed.engine.cuda.model_facts import BLOCK_TOKENS, ModelFacts, facts_of, read_model
+from hisparsed.engine.cuda.nvml import GpuReader, nvidia_library
+from hisparsed.engine.scratch import whole_step_scratch_blocks
+from hisparsed.errors import UserError
+
+if TYPE_CHECKING:
+    from hisparsed.engine.launch import HotPolicy
+
+log = logging.getLogger("hisparsed.engine")
+
+SCHEDULER = "hisparsed.engine.scheduler.HisparsedScheduler"
+ASYNC_SCHEDULER = "hisparsed.engine.scheduler.HisparsedAsyncScheduler"
+SHM = Path("/dev/shm")  # noqa: S108 (the kernel's, not a temporary file)
+
+
+def decode_query_len(config: NodeConfig) -> int:
+    """Decode rows of a request in one step: its drafts and one more."""
+    return 1 + config.cuda.speculative_tokens
+
+
+def served_model(config: NodeConfig) -> str:
+    """What clients ask for: the first of ``served_model_name``, else the model."""
+    name = config.engine_args.get("served_model_name") or config.model
+    return str(name[0] if isinstance(name, list) else name)
+
+
+def asked_multiplier(config: NodeConfig, policy: HotPolicy) -> float:
+    """vLLM's kernels know one size, so what the policy starts with; ours change it live."""
+    if config.cuda.kernels == "vllm":
+        return policy.start_multiplier(decode_query_len(config))
+    return policy.highest_multiplier(decode_query_len(config))
+
+
+def require_startable(config: NodeConfig, *, max_multiplier: float) -> None:
+    """Refuse all that can never start, in one error. Raises ``UserError``."""
+    machine = read_machine()
+    _raise(
+        [
+            *checks.machine_problems(config, machine),
+            *start_problems(config, machine, max_multiplier, os.environ),
+        ]
+    )
+
+
+def start_problems(
+    config: NodeConfig,
+    machine: MachineFacts,
+    max_multiplier: float,
+    environ: Mapping[str, str],
+) -> list[str]:
+    """What can never start however large the machine's memory is, each with what would be right."""
+    problems = [*checks.argument_problems(config), *checks.environment_problems(environ)]
+    try:
+        model = model_facts(config)
+    except UserError as error:
+        return [*problems, str(error)]
+    if model is not None:
+        problems += checks.model_problems(config, model, max_multiplier)
+        problems += checks.size_problems(config, model, machine, max_multiplier)
+    return problems
+
+
+def _raise(problems: Iterable[str]) -> None:
+    text = "\n".join(problems)
+    if text:
+        raise UserError(text)
+
+
+def model_facts(config: NodeConfig) -> ModelFacts | None:
+    """Facts of the model; ``None`` where only vLLM can look it up. Raises ``UserError``."""
+    if config.model is None:
+        raise UserError("model: a cuda node has no model of its own; name a folder or a model")
+    if config.model == tiny_model.NAME:
+        return facts_of(tiny_model.tiny_config())
+    return read_model(config.model)
+
+
+def read_machine() -> MachineFacts:
+    """What this machine has free now."""
+    reader = GpuReader(nvidia_library(), os.environ)
+    try:
+        gpus = reader.read()
+    finally:
+        reader.close()
+    return MachineFacts(
+        available_bytes=min(psutil.virtual_memory().available, machine_memory_bytes()),
+        shm_free_bytes=shutil.disk_usage(SHM).free,
+        gpus=tuple(
+            GpuFacts(gpu.memory_total_bytes, gpu.capability)
+            for gpu in gpus
+            if gpu.memory_total_bytes is not None
+        ),
+    )
+
+
+def llm_class() -> Any:
+    from hisparsed.engine.limited_llm import LimitedLLM
+
+    return LimitedLLM
+
+
+def vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
+    """vLLM's configuration, checked once more with what vLLM read.
+
+    Raises ``UserError`` when vLLM refuses it. Reads no weights and takes nothing on a GPU.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    try:
+        built = AsyncEngineArgs(**engine_arguments(config)).create_engine_config()
+    except (ValueError, TypeError, OSError) as error:
+        raise UserError(f"engine_args, model or cuda: vLLM refuses them: {error}") from error
+    finish(built, config, max_multiplier=max_multiplier)
+    return built
+
+
+def engine_arguments(config: NodeConfig) -> dict[str, Any]:
+    """All engine arguments, the operator's and ours; ``None`` of ours is left to vLLM."""
+    cuda = config.cuda
+    ours: dict[str, Any] = {
+        "model": config.model,
+        "tensor_parallel_size": cuda.tensor_parallel_size,
+        "max_model_len": cuda.max_model_len,
+        "max_num_seqs": cuda.max_num_seqs,
+        "max_num_batched_tokens": cuda.max_num_batched_tokens,
+        "gpu_memory_utilization": cuda.gpu_memory_utilization,
+        "kv_cache_dtype": cuda.kv_cache_dtype,
+        "block_size": BLOCK_TOKENS,
+        "enable_prefix_caching": True,
+        "scheduler_reserve_full_isl": True,
+        "disable_hybrid_kv_cache_manager": False,
+        # One pool that all ranks map: with any other executor each rank pins its own.
+        "distributed_executor_backend": "mp" if cuda.tensor_parallel_size > 1 else "uni",
+        "scheduler_cls": ASYNC_SCHEDULER,
+        "kv_transfer_config": kv_transfer_config(config.host_budget, cuda.kernels),
+        "attention_config": {
+            **checks.mapping_argument(config.engine_args.get("attention_config")),
+            "hisparse_config": {"eager_host_mirror": cuda.eager_host_mirror},
+        },
+    }
+    if cuda.speculative_tokens:
+        ours["speculative_config"] = {
+            "method": "mtp",
+            "num_speculative_tokens": cuda.speculative_tokens,
+        }
+    if cuda.kernels == "hisparsed":
+        ours["worker_extension_cls"] = WORKER_EXTENSION
+    model: dict[str, Any] = {}
+    if config.model == tiny_model.NAME:
+        folder = tiny_model.write_tiny_model(config.state_dir / "tiny-model")
+        model = {"model": str(folder), "served_model_name": [tiny_model.NAME]}
+        model |= tiny_model.ENGINE_ARGS
+    given = {name: value for name, value in ours.items() if value is not None}
+    return {**config.engine_args, **given, **model}
+
+
+def kv_transfer_config(host_budget_bytes: int, kernels: str) -> dict[str, Any]:
+    """HiSparse with the whole budget as its pool, offloading on blocks lent from it.
+
+    HiSparse comes first: the offload workers look for its pool when they are made.
+    """
+    hisparse: dict[str, Any] = {
+        "kv_connector": "HiSparseConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"host_pool_gib": host_budget_bytes / 2**30},
+    }
+    if kernels == "hisparsed":
+        hisparse["kv_connector_module_path"] = CONNECTOR_MODULE
+    offloading = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "CudaOffloadingSpec",
+            "spec_module_path": "hisparsed.engine.cuda.offload_spec",
+            # The pool owns no memory: vLLM only asks that this is not zero.
+            "cpu_bytes_to_use": 1,
+            "offload_prompt_only": False,
+        },
+    }
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        # vLLM's default fails a call whose load failed.
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": [hisparse, offloading]},
+    }
+
+
+def finish(built: Any, config: NodeConfig, *, max_multiplier: float) -> None:
+    """Set what depends on the model and on vLLM's own choices, and look at the whole again.
+
+    Raises ``UserError`` for a model that vLLM had to look up and that cannot be served.
+    """
+    facts = facts_of(built.model_config.hf_config.to_dict())
+    if facts.index_topk is None:
+        facts = facts_of(built.model_config.hf_text_config.to_dict())
+    _raise(checks.model_problems(config, facts, max_multiplier))
+    topk = int(facts.index_topk or 0)
+    rows = checks.hot_rows(config, topk, max_multiplier)
+    built.attention_config.hisparse_config.device_buffer_size = rows
+    if not built.scheduler_config.async_scheduling:
+        built.scheduler_config.scheduler_cls = SCHEDULER
+    options: dict[str, Any] = {"kernels": config.cuda.kernels}
+    if config.cuda.kernels == "hisparsed" and config.cuda.hot_scratch:
+        options["scratch_blocks"] = whole_step_scratch_blocks(
+            query_len=decode_query_len(config),
+            topk=topk,
+            block_tokens=BLOCK_TOKENS,
+            max_num_seqs=int(built.scheduler_config.max_num_seqs),
+        )
+    built.additional_config["hisparsed"] = options
+    log.info("Hot buffers of %d rows, found by %s's kernels.", rows, config.cuda.kernels)

@@ -1,0 +1,197 @@
+"""What NVML tells of each GPU: memory, PCIe traffic, load, why clocks are held down, whether it
+is still there.
+
+One reading at a time, never an exception: what cannot be read is ``None`` and is logged once.
+Imports no vLLM and no torch. Not here: when to read (``gpu_watch``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+log = logging.getLogger("hisparsed.gpu")
+
+SLOW_REASONS: Mapping[int, str] = {
+    0x04: "power-cap",
+    0x08: "hardware-slowdown",
+    0x20: "thermal-software",
+    0x40: "thermal-hardware",
+    0x80: "power-brake",
+}
+"""NVML's clock event reasons that cost speed; idleness and clocks that somebody set are none."""
+_KB = 1000
+"""NVML gives PCIe traffic in KB a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """``index`` is NVML's; bytes are bytes, ratios 0 to 1, traffic bytes a second."""
+
+    index: int
+    name: str = "unknown"
+    uuid: str = ""
+    capability: tuple[int, int] | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    utilization: float | None = None
+    pcie_rx_bytes_per_s: float | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    slowed_by: tuple[str, ...] | None = None
+    """Of ``SLOW_REASONS``; empty at full speed."""
+    processes: int | None = None
+    lost: bool = False
+    """It fell off the bus or needs a reset: nothing else is known any more."""
+
+
+def nvidia_library() -> Any:
+    """The NVML binding; importing it touches no GPU."""
+    import pynvml
+
+    return pynvml
+
+
+class GpuReader:
+    """``nvml`` is ``pynvml`` or what stands for it. Not safe to share between threads.
+
+    ``environ`` may name the GPUs (``CUDA_VISIBLE_DEVICES``); others are left out. ``tell`` gets one
+    sentence for each query that fails, once.
+    """
+
+    def __init__(
+        self, nvml: Any, environ: Mapping[str, str], *, tell: Callable[[str], None] = log.warning
+    ) -> None:
+        self._nvml = nvml
+        self._say = tell
+        self._visible = environ.get("CUDA_VISIBLE_DEVICES")
+        self._open = False
+        self._told: set[tuple[int | None, str]] = set()
+        self._known: dict[int, GpuReading] = {}
+        """What never changes, and which GPUs there were: a lost one is not forgotten."""
+
+    def driver(self) -> str | None:
+        """The driver's version; ``None`` where there is no driver."""
+        if not self._ready():
+            return None
+        found = self._ask(None, "driver version", self._nvml.nvmlSystemGetDriverVersion)
+        return None if found is None else str(found)
+
+    def read(self) -> tuple[GpuReading, ...]:
+        """All GPUs that the engine may use; empty where NVML does not answer at all."""
+        if not self._ready():
+            return tuple(self._known.values())
+        count = self._ask(None, "number of GPUs", self._nvml.nvmlDeviceGetCount)
+        indices = range(int(count)) if count is not None else ()
+        for index in indices:
+            if index not in self._known or not self._known[index].uuid:
+                known = self._identify(index)
+                if self._wanted(known):
+                    self._known[index] = known
+        return tuple(self._read(known) for known in self._known.values())
+
+    def close(self) -> None:
+        """May be opened again by the next reading."""
+        if self._open:
+            self._open = False
+            self._ask(None, "shutdown", self._nvml.nvmlShutdown)
+
+    def _ready(self) -> bool:
+        if not self._open:
+            try:
+                self._nvml.nvmlInit()
+            except self._nvml.NVMLError as error:
+                self._tell(None, "start", error)
+                return False
+            self._open = True
+        return True
+
+    def _wanted(self, gpu: GpuReading) -> bool:
+        if self._visible is None:
+            return True
+        names = [name.strip() for name in self._visible.split(",")]
+        return any(
+            name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name))
+            for name in names
+        )
+
+    def _identify(self, index: int) -> GpuReading:
+        nvml = self._nvml
+        handle = self._ask(index, "handle", lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+        if handle is None:
+            return GpuReading(index)
+
+        def ask(what: str, query: Callable[[Any], Any]) -> Any:
+            return self._ask(index, what, lambda: query(handle))
+
+        capability = ask("compute capability", nvml.nvmlDeviceGetCudaComputeCapability)
+        return GpuReading(
+            index,
+            name=str(ask("name", nvml.nvmlDeviceGetName) or "unknown"),
+            uuid=str(ask("uuid", nvml.nvmlDeviceGetUUID) or ""),
+            capability=None if capability is None else (int(capability[0]), int(capability[1])),
+        )
+
+    def _read(self, known: GpuReading) -> GpuReading:
+        nvml, index = self._nvml, known.index
+        lost = False
+
+        def ask(what: str, query: Callable[[Any], Any]) -> Any:
+            nonlocal lost
+            if lost:
+                return None
+            try:
+                return query(nvml.nvmlDeviceGetHandleByIndex(index))
+            except nvml.NVMLError as error:
+                lost = self._is_lost(error)
+                self._tell(index, "GPU is lost" if lost else what, error)
+                return None
+
+        memory = ask("memory", nvml.nvmlDeviceGetMemoryInfo)
+        load = ask("load", nvml.nvmlDeviceGetUtilizationRates)
+        rx = ask(
+            "PCIe traffic in",
+            lambda handle: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES),
+        )
+        tx = ask(
+            "PCIe traffic out",
+            lambda handle: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES),
+        )
+        mask = ask("clock event reasons", nvml.nvmlDeviceGetCurrentClocksEventReasons)
+        processes = ask("processes", nvml.nvmlDeviceGetComputeRunningProcesses)
+        if lost:
+            return replace(known, lost=True)
+        return replace(
+            known,
+            memory_used_bytes=None if memory is None else int(memory.used),
+            memory_total_bytes=None if memory is None else int(memory.total),
+            utilization=None if load is None else float(load.gpu) / 100,
+            pcie_rx_bytes_per_s=None if rx is None else float(rx) * _KB,
+            pcie_tx_bytes_per_s=None if tx is None else float(tx) * _KB,
+            slowed_by=None if mask is None else slow_reasons(int(mask)),
+            processes=None if processes is None else len(processes),
+        )
+
+    def _is_lost(self, error: Any) -> bool:
+        nvml = self._nvml
+        return error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
+
+    def _ask(self, index: int | None, what: str, query: Callable[[], Any]) -> Any:
+        try:
+            return query()
+        except self._nvml.NVMLError as error:
+            self._tell(index, what, error)
+            return None
+
+    def _tell(self, index: int | None, what: str, error: Any) -> None:
+        if (index, what) in self._told:
+            return
+        self._told.add((index, what))
+        where = "NVML" if index is None else f"GPU {index}"
+        self._say(f"{where}: {what}: {error}; it is not said again.")
+
+
+def slow_reasons(mask: int) -> tuple[str, ...]:
+    """The names of those bits of NVML's clock event reasons that cost speed."""
+    return tuple(name for bit, name in SLOW_REASONS.items() if mask & bit)

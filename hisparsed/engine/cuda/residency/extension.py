@@ -1,0 +1,50 @@
+"""What vLLM's GPU worker can be asked about hot buffers: its ``worker_extension_cls``.
+
+vLLM mixes it into the worker class; calls come through ``collective_rpc``, between steps. Every
+rank does the same, and answers what it did.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hisparsed.engine.cuda.residency.install import installed
+
+
+class HotExtension:
+    """Methods of a worker; ``model_runner`` is vLLM's."""
+
+    model_runner: Any
+
+    def hisparsed_hot_figures(self) -> dict[str, Any] | None:
+        """The newest figures that are there; waits for no step."""
+        return installed().report(self.model_runner.req_states.req_id_to_index)
+
+    def hisparsed_resize_hot(self, leases: dict[str, int]) -> int:
+        """Shrink hot buffers to so many blocks of each hot group; rows moved.
+
+        The worker's block tables end there afterwards, so that blocks leased later follow.
+        """
+        node, runner = installed(), self.model_runner
+        row_of = runner.req_states.req_id_to_index
+        tables = runner.block_tables
+        groups = hot_cache_groups(runner.kv_cache_config)
+        moved = node.resize(leases, row_of, [tables.block_tables[group].gpu for group in groups])
+        for name, blocks in leases.items():
+            row = row_of.get(name)
+            if row is not None:
+                for group in groups:
+                    held = tables.num_blocks.np[group, row]
+                    tables.num_blocks.np[group, row] = min(held, blocks)
+        return moved
+
+
+def hot_cache_groups(kv_cache_config: Any) -> list[int]:
+    """Ids of the cache groups that hold hot buffers, in vLLM's order."""
+    from vllm.v1.kv_cache_interface import HiSparseHotSpec
+
+    return [
+        group_id
+        for group_id, group in enumerate(kv_cache_config.kv_cache_groups)
+        if isinstance(group.kv_cache_spec, HiSparseHotSpec)
+    ]

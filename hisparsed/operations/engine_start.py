@@ -1,0 +1,27 @@
+"""What the node's own start would refuse, asked by the doctor: the launch's checks, not copies.
+
+Memory, shared memory and the number of GPUs are left out, because the doctor says them itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from hisparsed.config.kind import NodeKind
+from hisparsed.config.node import NodeConfig
+from hisparsed.control.policy_source import PolicySource
+from hisparsed.engine.cuda import launch
+from hisparsed.errors import UserError
+
+
+def start_problems(config: NodeConfig, kind: NodeKind) -> tuple[str, ...]:
+    """Sentences that name the setting and what would be right; empty on other than CUDA nodes."""
+    if kind != "cuda":
+        return ()
+    try:
+        policy = PolicySource(config.policy, clock=time.monotonic, wall_clock=time.time)
+    except UserError as error:
+        return (str(error),)
+    multiplier = launch.asked_multiplier(config, policy)
+    return tuple(launch.start_problems(config, launch.read_machine(), multiplier, os.environ))

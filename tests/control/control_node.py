@@ -1,0 +1,294 @@
+"""A scripted engine, clocks that only move when told, and a control side around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hisparsed.control.actions import Operator
+from hisparsed.control.announce import Announcer
+from hisparsed.control.api import ControlApi
+from hisparsed.control.board import Board
+from hisparsed.control.broadcast import Broadcast
+from hisparsed.control.engine_port import ServingCounters
+from hisparsed.control.journal import Journal
+from hisparsed.control.journal_writer import JournalWriter
+from hisparsed.control.loop import ControlLoop
+from hisparsed.control.metrics import ControlMetrics
+from hisparsed.control.overrides import Overrides
+from hisparsed.control.policy_source import PolicySource
+from hisparsed.control.socket import ControlServer
+from hisparsed.control.status import NodeInfo
+from hisparsed.control.targets import TargetFile
+from hisparsed.engine.messages import (
+    ApplyResult,
+    EngineCommand,
+    EngineReport,
+    GeometryReport,
+    GhostReport,
+    HostReport,
+    HotReport,
+    RequestsReport,
+)
+
+BUDGET = 1_000
+FLOOR = 66
+POLICY = """\
+version: 1
+mode: act
+tick: 1s
+stale_after: 5s
+pools:
+  offload: {start: 10%}
+rebalance:
+  window: 3s
+  step: 5%
+  step_towards_safety: 10%
+  cool_down: 2s
+  cool_down_towards_safety: 1s
+"""
+
+
+class ManualClock:
+    """Monotonic and Unix seconds; ``sleep`` moves both and notes how long it was asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.set_by_s = 0.0
+        """What somebody has set the wall clock by."""
+        self.slept: list[float] = []
+        self.after_sleep: Callable[[], None] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.now_s + self.set_by_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+        self.after_sleep()
+
+
+class FakeEngine:
+    """Follows its commands at once, within its floor; failures are queued in ``trouble``."""
+
+    def __init__(self) -> None:
+        self.target = 0
+        self.multiplier = 4.0
+        self.order: Any = "arrival"
+        self.max_running = 8
+        self.in_use = 0
+        self.cached = 0
+        self.live_set_tokens = 0
+        self.watermark = 100
+        self.default_watermark = True
+        self.report_trouble: list[Exception] = []
+        self.apply_trouble: list[Exception] = []
+        self.commands: list[EngineCommand] = []
+        self.counters = ServingCounters()
+        self.before_report: Callable[[], None] = lambda: None
+        self.changes: dict[str, Any] = {}
+        self.reserve, self.releasing = 0, False
+
+    async def report(self) -> EngineReport:
+        self.before_report()
+        if self.report_trouble:
+            raise self.report_trouble.pop(0)
+        capacity = BUDGET - self.target - self.reserve
+        report = EngineReport(
+            monotonic_s=0.0,
+            steps=7,
+            scheduled_tokens=70,
+            geometry=GeometryReport(
+                block_tokens=16,
+                host_block_bytes=16 * 5_120,
+                chunk_tokens=16,
+                chunk_bytes=16 * 256,
+                chunks_per_host_block=20,
+                offload_copies=1,
+                budget_blocks=BUDGET,
+                floor_blocks=FLOOR,
+                max_model_len=1_024,
+                topk=64,
+                decode_query_len=1,
+                gpu_blocks=400,
+                hot_groups=2,
+                max_lease_blocks=16,
+                max_num_seqs=8,
+                row_bytes=1_280,
+            ),
+            host=HostReport(
+                hisparse_capacity_blocks=capacity,
+                hisparse_in_use_blocks=self.in_use,
+                hisparse_idle_blocks=capacity - self.in_use,
+                hisparse_cached_blocks=self.cached,
+                offload_target_blocks=self.target,
+                lent_blocks=self.target,
+                pending_blocks=0,
+                draining_blocks=0,
+                offload_stored_chunks=40,
+                offload_in_flight_chunks=10,
+                head_need_blocks=0,
+                reserve_target_blocks=self.reserve,
+                reserve_blocks=self.reserve,
+                release="possible",
+                release_wanted=self.releasing,
+                hisparse_ghost=[GhostReport(extra_blocks=10, tokens=320)],
+                offload_ghost=[GhostReport(extra_blocks=10, tokens=0)],
+            ),
+            gpu_free_blocks=60,
+            gpu_head_need_blocks=75,
+            waiting_for_blocks=False,
+            requests=RequestsReport(
+                running=3,
+                waiting=1,
+                full=1,
+                mixed=1,
+                none=1,
+                preemptions=2,
+                finished=9,
+                held_back=0,
+                oldest_wait_s=4.0,
+                stalls_found=2,
+                stalls_resolved=1,
+                stalls_given_up=1,
+            ),
+            hot=HotReport(
+                multiplier=self.multiplier,
+                lease_blocks=int(self.multiplier * 4),
+                leased_requests=2,
+                leased_blocks=64,
+                references=1_000,
+                resident=400,
+                hits=540,
+                loads=60,
+                spills=0,
+                dropped=0,
+                h2d_bytes=76_800,
+                miss_curve=[],
+            ),
+            live_set_tokens=self.live_set_tokens,
+            live_sessions=1 if self.live_set_tokens else 0,
+            admission_order=self.order,
+            max_running=self.max_running,
+            transition_watermark=self.watermark,
+            default_watermark=self.default_watermark,
+            report_us=200.0,
+        )
+        return report.model_copy(update=self.changes)
+
+    async def apply(self, command: EngineCommand) -> ApplyResult:
+        self.commands.append(command)
+        if self.apply_trouble:
+            raise self.apply_trouble.pop(0)
+        if command.offload_target_blocks is not None:
+            self.target = min(command.offload_target_blocks, BUDGET - FLOOR)
+        if command.reserve_target_blocks is not None:
+            self.reserve = command.reserve_target_blocks
+        if command.release_reserve is not None:
+            self.releasing = command.release_reserve
+        if command.multiplier is not None:
+            self.multiplier = command.multiplier
+        if command.admission is not None:
+            self.order = command.admission.order
+            self.max_running = min(8, command.admission.max_running or 8)
+        if command.transition_watermark is not None:
+            self.default_watermark = command.transition_watermark == "default"
+            if isinstance(command.transition_watermark, int):
+                self.watermark = command.transition_watermark
+        return ApplyResult(
+            offload_target_blocks=self.target,
+            lent_blocks=self.target,
+            reserve_target_blocks=self.reserve,
+            reserve_blocks=self.reserve,
+            multiplier=self.multiplier,
+            lease_blocks=int(self.multiplier * 4),
+            transition_watermark=self.watermark,
+            admission_order=self.order,
+            max_running=self.max_running,
+            apply_us=50.0,
+        )
+
+    def serving(self) -> ServingCounters:
+        return self.counters
+
+
+class Node:
+    """A control side with a fake engine. Files are below ``folder``, or ``state`` where given."""
+
+    def __init__(self, folder: Path, policy: str = POLICY, state: Path | None = None) -> None:
+        self.folder = folder
+        self.policy_path = folder / "policy.yaml"
+        self.policy_path.write_text(policy)
+        self.clock = ManualClock()
+        self.engine = FakeEngine()
+        self.admissions: list[Any] = []
+        self.logged: list[str] = []
+        info = NodeInfo(
+            kind="reference",
+            model="small",
+            version="0.1.0",
+            api_url="http://127.0.0.1:8000",
+            pid=4242,
+            started_unix_s=self.clock.wall() - 60,
+        )
+        monotonic, wall = self.clock.monotonic, self.clock.wall
+        self.source = PolicySource(self.policy_path, clock=monotonic, wall_clock=wall)
+        self.overrides, self.broadcast, self.metrics = Overrides(), Broadcast(), ControlMetrics()
+        writer = JournalWriter(
+            state or folder / "state",
+            run="run-1",
+            clock=monotonic,
+            stamp=lambda: "20260101T000000",
+            log=self.logged.append,
+        )
+        self.journal = Journal(writer, run="run-1")
+        announcer = Announcer(self.journal, self.broadcast, wall_clock=wall)
+        self.operator = Operator(self.source, self.overrides, announcer, wall_clock=wall)
+        self.board = Board(
+            info,
+            self.source,
+            self.overrides,
+            self.journal,
+            self.broadcast,
+            clock=monotonic,
+            wall_clock=wall,
+        )
+        self.metrics.bind(self.board.status)
+        self.api = ControlApi(self.board, self.operator, self.source, self.journal, self.broadcast)
+        self.server = ControlServer(
+            self.api.application(), folder / "control.sock", end_streams=self.broadcast.close
+        )
+        self.targets = TargetFile(state or folder)
+        self.loop = ControlLoop(
+            self.engine,
+            self.source,
+            self.overrides,
+            self.journal,
+            announcer,
+            self.metrics,
+            self.board,
+            clock=monotonic,
+            wall_clock=wall,
+            sleep=self.clock.sleep,
+            set_admission=self.admissions.append,
+            targets=self.targets,
+        )
+
+    async def open(self) -> None:
+        """Serve the socket and write the journal."""
+        await self.server.start()
+        self.journal.start()
+
+    async def close(self) -> None:
+        await self.server.stop()
+        self.journal.close()
+
+    async def ticks(self, count: int) -> None:
+        """Tick, with one second after each."""
+        for _ in range(count):
+            await self.loop.tick()
+            self.clock.now_s += 1

@@ -1,0 +1,55 @@
+"""GPUs in a node's status: those of a CUDA node, for as long as the daemon lives."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hisparsed.daemon import gpus
+from hisparsed.engine.cuda.nvml import GpuReading
+
+
+class OneGpu:
+    """Stands for ``GpuReader``."""
+
+    def __init__(self, nvml: Any, environ: Any) -> None:
+        self.was_read = threading.Event()
+        self.was_closed = False
+
+    def read(self) -> tuple[GpuReading, ...]:
+        self.was_read.set()
+        return (GpuReading(0, name="H200", lost=True),)
+
+    def close(self) -> None:
+        self.was_closed = True
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[OneGpu]:
+    readers: list[OneGpu] = []
+
+    def make(nvml: Any, environ: Any) -> OneGpu:
+        readers.append(OneGpu(nvml, environ))
+        return readers[-1]
+
+    monkeypatch.setattr(gpus, "GpuReader", make)
+    return readers
+
+
+def test_a_cuda_node_shows_its_gpus_and_lets_nvml_go(made: list[OneGpu]) -> None:
+    board: Any = SimpleNamespace(gpus=None)
+    with gpus.watched_gpus("cuda", board):
+        (reader,) = made
+        assert reader.was_read.wait(10)
+    assert reader.was_closed
+    assert [card.lost for card in board.gpus().cards] == [True]
+
+
+def test_other_nodes_ask_no_driver(made: list[OneGpu]) -> None:
+    board: Any = SimpleNamespace(gpus=None)
+    with gpus.watched_gpus("reference", board):
+        assert board.gpus is None
+    assert made == []

@@ -1,0 +1,45 @@
+"""``config.json`` of a model with GLM-5.3's shapes, as far as anything here reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+GLM_CONFIG: dict[str, Any] = {
+    "architectures": ["GlmMoeDsaForCausalLM"],
+    "model_type": "glm_moe_dsa",
+    "num_hidden_layers": 78,
+    "num_nextn_predict_layers": 1,
+    "hidden_size": 6144,
+    "intermediate_size": 12288,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "q_lora_rank": 2048,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "index_topk": 2048,
+    "index_n_heads": 32,
+    "index_head_dim": 128,
+    "index_topk_freq": 4,
+    "index_skip_topk_offset": 3,
+    "first_k_dense_replace": 3,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_theta": 1_000_000.0, "rope_type": "default"},
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 202_752,
+    "vocab_size": 154_880,
+    "torch_dtype": "bfloat16",
+}

@@ -1,0 +1,212 @@
+"""Our resolver behind vLLM's own HiSparse runtimes, on CPU tensors: every byte read is right."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hot_worker import (
+    BLOCK,
+    LAYERS,
+    LEASE_BLOCKS,
+    REQUESTS,
+    TOPK,
+    HotWorker,
+    two_hot_groups,
+    without_cuda,
+)
+
+from hisparsed.engine.cuda.residency import extension
+from hisparsed.engine.cuda.residency.install import installed
+from hisparsed.engine.cuda.residency.leases import Lease, LeaseNews
+from hisparsed.engine.scratch import whole_step_scratch_blocks
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_cuda(monkeypatch)
+    two_hot_groups(monkeypatch)
+
+
+def counters(worker: HotWorker) -> dict[str, int]:
+    row_of = {name: held.row for name, held in worker.requests.items()}
+    worker.node.report(row_of)
+    found: Any = worker.node.report(row_of)
+    return dict(found["counters"])
+
+
+@pytest.mark.parametrize("by_state", [True, False], ids=["0.32 tables", "0.31 tables"])
+@pytest.mark.parametrize(("query_len", "scratch"), [(1, 0), (3, 0), (3, 13)])
+def test_every_row_that_attention_reads_is_right_while_leases_move(
+    by_state: bool, query_len: int, scratch: int
+) -> None:
+    worker = HotWorker(
+        seed=query_len, by_state=by_state, query_len=query_len, scratch_blocks=scratch
+    )
+    began, moved = worker.live(steps=120)
+    told = counters(worker)
+    assert began > 8
+    assert moved > 20, "rows must really have moved"
+    assert told["dropped"] == 0
+    assert told["loads"] > 500
+    assert (told["spills"] > 0) is bool(scratch)
+    assert worker.node.failed == ""
+
+
+def test_a_lease_below_one_steps_rows_without_scratch_ends_the_engine() -> None:
+    worker = HotWorker(seed=1, query_len=3)
+    worker.start("r", tokens=40, hot_blocks=2)
+    worker.step_batch()
+    with pytest.raises(AssertionError):
+        worker.decode(["r"])
+    assert counters(worker)["dropped"] > 0
+    with pytest.raises(RuntimeError, match="selected rows had no place in a step"):
+        worker.step_batch()
+
+
+def test_a_shrunk_request_keeps_what_it_used_last() -> None:
+    worker = HotWorker(seed=2)
+    worker.start("r", tokens=44, hot_blocks=10)
+    for group in range(2):
+        worker.requests["r"].resident[group] = [0] * 11
+    for _ in range(6):
+        worker.decode(worker.step_batch())
+    last = worker.decode(worker.step_batch())[0]
+    before = counters(worker)
+    assert worker.resize({"r": 2}) > 0
+    state = worker.node.bank.states[0]
+    held = set(state.slot_pos[worker.requests["r"].row].tolist()) - {-1}
+    assert {position for position in last if position >= 0} <= held
+    assert len(held) == 2 * BLOCK
+    assert counters(worker)["loads"] == before["loads"]
+
+
+def test_shrinking_ends_the_workers_own_tables_too() -> None:
+    worker = HotWorker(seed=3)
+    worker.start("r", tokens=44, hot_blocks=9)
+    worker.decode(worker.step_batch())
+    worker.resize({"r": 3, "gone": 3})
+    row = worker.requests["r"].row
+    assert worker.num_blocks[:, row].tolist() == [3, 3]
+    assert worker.node.bank.arrays["capacity"][:, row].tolist() == [3 * BLOCK] * 3
+
+
+def test_a_written_row_is_loaded_again() -> None:
+    """A rejected draft's row is written anew: its hot copy is of the old one."""
+    worker = HotWorker(seed=4)
+    worker.start("q", tokens=30, hot_blocks=LEASE_BLOCKS)
+    worker.start("r", tokens=44, hot_blocks=LEASE_BLOCKS)
+    for held in worker.requests.values():
+        held.resident = [[0] * len(held.host)] * 2
+    for _ in range(12):
+        names = worker.step_batch()
+        worker.decode(names)
+    at = names.index("r")
+    held = worker.requests["r"]
+    written = [21, 22, 23, 24, 25]
+    slots = [held.host[position // BLOCK] * BLOCK + position % BLOCK for position in written]
+    for layer in LAYERS:
+        for position in written:
+            worker.host[layer][held.host[position // BLOCK], position % BLOCK] += 1
+    for handle in worker.handles.values():
+        if handle.runtime.is_group_leader:
+            handle.runtime.invalidate_written_slots(
+                torch.tensor([0] * at + slots if at else [*slots, 0]),
+                torch.tensor([0] * at + [at] * 5 if at else [0] * 5 + [1], dtype=torch.int32),
+            )
+    for state in worker.node.bank.states:
+        assert set(written).isdisjoint(state.slot_pos[held.row].tolist())
+        assert int((state.slot_pos[held.row] >= 0).sum()) > 10, "others stay"
+    for _ in range(8):
+        worker.decode(worker.step_batch())
+
+
+def test_a_new_owner_of_a_state_row_finds_nothing_of_the_old_one() -> None:
+    worker = HotWorker(seed=5)
+    for at in range(REQUESTS):
+        worker.start(f"old{at}", tokens=20, hot_blocks=6)
+    worker.decode(worker.step_batch())
+    before = counters(worker)
+    names = tuple(worker.requests)
+    for name in names:
+        worker.end(name)
+    for at in range(REQUESTS):
+        worker.start(f"new{at}", tokens=20, hot_blocks=6)
+    batch = worker.step_batch(ended=names)
+    assert (worker.node.bank.arrays["slot_pos"][:, :REQUESTS] == -1).all()
+    assert counters(worker) == before, "totals never go back"
+    worker.decode(batch)
+
+
+def test_after_a_graph_capture_nothing_is_held() -> None:
+    worker = HotWorker(seed=6)
+    worker.start("r", tokens=40, hot_blocks=6)
+    names = worker.step_batch()
+    worker.decode(names)
+    worker.handles["c"].runtime.reset_hot_state()
+    assert (worker.node.bank.arrays["slot_pos"] == -1).all()
+    worker.decode(names)
+
+
+def test_only_a_resize_may_shrink_a_running_request() -> None:
+    worker = HotWorker(seed=7)
+    worker.start("r", tokens=40, hot_blocks=6)
+    worker.step_batch()
+    with pytest.raises(RuntimeError, match=r"has \(5, 6\) hot blocks after \(6, 6\), but its rows"):
+        worker.node.before_forward(LeaseNews((Lease("r", False, (5, 6)),)), ["r"], worker.states)
+
+
+def test_figures_tell_each_requests_curve_and_rows() -> None:
+    worker = HotWorker(seed=8)
+    worker.start("r", tokens=44, hot_blocks=5)
+    worker.start("s", tokens=40, hot_blocks=3)
+    for _ in range(400):
+        worker.decode(worker.step_batch())
+    row_of = {name: held.row for name, held in worker.requests.items()} | {"unknown": 3}
+    assert worker.node.report(row_of) is None, "the first copy has only begun"
+    found: Any = worker.node.report(row_of)
+    assert set(found["rows"]) == {"r", "s"}
+    assert found["rows"]["r"][0] == 3 * 5 * BLOCK, "capacity, over three index groups"
+    assert found["request_curves"].keys() == {"r", "s"}
+    rows, misses = zip(*found["request_curves"]["r"], strict=True)
+    assert list(rows) == sorted(rows)
+    assert 5 * BLOCK in rows
+    assert list(misses) == sorted(misses, reverse=True)
+    # Bytes: layers a and b move together, c and d alone.
+    assert found["counters"]["h2d_bytes"] == _bytes_moved(worker)
+
+
+def _bytes_moved(worker: HotWorker) -> int:
+    loads = [int(state.counters[:, 3].sum()) for state in worker.node.bank.states]
+    return loads[0] * 32 + loads[1] * 16 + loads[2] * 16
+
+
+def test_scratch_must_hold_the_worst_step_of_all_requests() -> None:
+    with pytest.raises(ValueError, match=r"scratch has 8 rows, and 4 requests may need 48"):
+        HotWorker(seed=9, query_len=3, scratch_blocks=2)
+
+
+def test_what_the_launch_takes_for_a_whole_step_is_what_a_worker_needs() -> None:
+    blocks = whole_step_scratch_blocks(
+        query_len=3, topk=TOPK, block_tokens=BLOCK, max_num_seqs=REQUESTS
+    )
+    HotWorker(seed=9, query_len=3, scratch_blocks=blocks)
+    with pytest.raises(ValueError, match="give as many, or none"):
+        HotWorker(seed=9, query_len=3, scratch_blocks=blocks - 1)
+
+
+def test_the_newest_worker_is_the_one_that_is_asked() -> None:
+    worker = HotWorker(seed=10)
+    assert installed() is worker.node
+
+
+def test_a_worker_of_vllms_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hisparsed.engine.cuda.residency import install
+
+    monkeypatch.setattr(install, "_installed", [])
+    mixed = type("Worker", (extension.HotExtension,), {})()
+    mixed.model_runner = SimpleNamespace()
+    with pytest.raises(RuntimeError, match="vLLM's own HiSparse kernels"):
+        mixed.hisparsed_hot_figures()

@@ -1,0 +1,38 @@
+"""The real listener of the OpenAI side around a scripted application, and clients of raw bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from edge import Edge
+
+
+@pytest.fixture
+async def edge() -> AsyncIterator[Edge]:
+    """With times so short that a test sees them pass."""
+    served = Edge()
+    await served.start()
+    yield served
+    await served.stop()
+
+
+@pytest.fixture(autouse=True)
+def _tasks_do_not_fail_unseen() -> Any:
+    """An exception that asyncio would only log fails the test."""
+    seen: list[dict[str, Any]] = []
+    yield seen
+    assert seen == []
+
+
+@pytest.fixture(autouse=True)
+async def _loop_reports(_tasks_do_not_fail_unseen: list[dict[str, Any]]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: _tasks_do_not_fail_unseen.append(context))
