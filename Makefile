@@ -46,13 +46,14 @@ endif
 # Sources of vLLM's CUDA wheels, for the contract tests; kept between runs.
 VLLM_TREES := build/vllm
 
-.PHONY: help run test lint contract snapshots compatibility setup setup-run lock audit clean
+.PHONY: help run test lint contract gpu snapshots compatibility setup setup-run lock audit clean
 
 help:
 	@echo "make run     start the demo: a real node on this machine, a real trace, the policy at work"
 	@echo "make test    lint, types, import contracts and all tests"
 	@echo "make lint    only what needs no test run"
 	@echo "make contract  tests against the sources of vLLM's CUDA wheels, which it fetches"
+	@echo "make gpu     the GPU suite: one card, ten minutes, one JSON document"
 	@echo "make setup   only set up $(VENV)"
 	@echo "make lock    resolve the requirement locks anew"
 	@echo "make audit   look for known vulnerabilities in what the locks pin"
@@ -74,6 +75,10 @@ contract: setup
 	@$(BIN)/python .ci/fetch_vllm.py $(VLLM_TREES)
 	@HISPARSED_VLLM_TREES=$(CURDIR)/$(VLLM_TREES) $(BIN)/python -m pytest tests/contract \
 		tests/engine/cuda/test_cuda_launch.py $(ARGS)
+
+# Needs one NVIDIA card and a CUDA build of vLLM in .venv; elsewhere its steps are skipped.
+gpu:
+	@$(BIN)/python -m tests.gpu $(ARGS)
 
 # After a change of the table of vLLM names; then `make compatibility`.
 snapshots: setup

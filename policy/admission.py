@@ -75,6 +75,7 @@ def admission_for(
         when_full=settings.when_full,
         max_context_tokens=settings.max_context,
         over_max_context=settings.over_max_context,
+        oldest_share=settings.oldest_share,
     )
 
 
@@ -156,6 +157,7 @@ def _figures(
         "waiting_requests": requests.waiting,
         "max_running_requests": wanted.max_running,
         "ageing_seconds": wanted.ageing_s,
+        "oldest_share_ratio": wanted.oldest_share,
     }
     optional = {
         "natural_wait_seconds": natural_wait_s(memory),

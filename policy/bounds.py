@@ -144,15 +144,22 @@ def vllm_multiplier(decode_query_len: int) -> float:
 
 
 def highest_multiplier(policy: Policy, decode_query_len: int) -> float:
-    """The policy's highest multiplier on a node of so many decode rows a request.
+    """The policy's highest multiplier on a node of so many decode rows a request."""
+    hot = policy.hot
+    if isinstance(hot.max, str):
+        return max(hot.min, _AUTO_MOST * vllm_multiplier(decode_query_len))
+    return hot.max
 
-    An engine begins with it; so where the lever may not act, ``auto`` is what vLLM has.
+
+def engine_multiplier(policy: Policy, decode_query_len: int) -> float:
+    """The largest lease that an engine is started for, and begins with.
+
+    Where the lever may not act nothing would bring it down, so ``auto`` is then vLLM's own.
     """
-    hot, own = policy.hot, vllm_multiplier(decode_query_len)
-    if not isinstance(hot.max, str):
-        return hot.max
     acts = policy.mode_of(Lever.MULTIPLIER) is Mode.ACT
-    return max(hot.min, own * (_AUTO_MOST if acts else 1.0))
+    if acts or not isinstance(policy.hot.max, str):
+        return highest_multiplier(policy, decode_query_len)
+    return max(policy.hot.min, vllm_multiplier(decode_query_len))
 
 
 def start_multiplier(policy: Policy, decode_query_len: int) -> float:

@@ -31,6 +31,7 @@ SCHEMA_VERSION = 1
 FILE_NAME = "journal.sqlite"
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _BUSY_WAIT_S = 1.0
+_FOLDER_MODE = 0o750
 _CHECK_EVERY_WRITES = 50
 _SCHEMA = """
 CREATE TABLE ticks (
@@ -97,7 +98,10 @@ class JournalStore:
         self._run = run
         self._retention = retention
         self._writes = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._log_path = path.with_name(f"{path.name}-wal")
+        self._log_bytes = 0
+        path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         self._database = connect(path, timeout=_BUSY_WAIT_S, isolation_level=None)
         try:
             self._prepare()
@@ -119,15 +123,12 @@ class JournalStore:
             return
         if version != SCHEMA_VERSION:
             raise OtherVersionError(version)
-        (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            error = sqlite3.DatabaseError(verdict)
-            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise error
+        _require_sound(database)
 
     def write(self, records: Sequence[Record]) -> None:
         """All of them or none. Raises ``sqlite3.Error``."""
         database = self._database
+        self._require_log()
         database.execute("BEGIN IMMEDIATE")
         try:
             for record in records:
@@ -143,6 +144,26 @@ class JournalStore:
         self._writes += 1
         if self._writes % _CHECK_EVERY_WRITES == 1:
             self._retain()
+        self._log_bytes = self._log_size() or 0
+
+    def _log_size(self) -> int | None:
+        """Bytes of the write-ahead log; ``None`` when there is none."""
+        try:
+            return self._log_path.stat().st_size
+        except OSError:
+            return None
+
+    def _require_log(self) -> None:
+        """SQLite itself would go on writing behind what somebody cut off, and find it much later.
+
+        Raises ``sqlite3.Error``.
+        """
+        size = self._log_size()
+        if size is None and self._log_bytes:
+            raise sqlite3.OperationalError("its write-ahead log was removed")
+        if (size or 0) < self._log_bytes:
+            with closing(open_to_read(self._path)) as fresh:
+                _require_sound(fresh)
 
     def close(self) -> None:
         self._database.close()
@@ -213,6 +234,14 @@ class JournalStore:
         )
         database.execute("COMMIT")
         database.execute("PRAGMA incremental_vacuum").fetchall()
+
+
+def _require_sound(database: sqlite3.Connection) -> None:
+    (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        error = sqlite3.DatabaseError(verdict)
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
 
 
 class OtherVersionError(Exception):

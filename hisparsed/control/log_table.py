@@ -15,6 +15,7 @@ FAMILY: Final = "hisparsed"
 LEVERS_MOVED: Final = "levers-moved"
 NODE_KIND: Final = "node-kind"
 OFFLOAD_LAYOUT: Final = "offload-layout"
+GPU_UNREADABLE: Final = "gpu-unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class LogEvent:
 
 WORDLESS: Final = {
     LEVERS_MOVED: LogEvent(LEVERS_MOVED, "info", "a tick moved a lever; debug where it held all"),
+    GPU_UNREADABLE: LogEvent(GPU_UNREADABLE, "warning", "a figure of a GPU is missing; said once"),
     OFFLOAD_LAYOUT: LogEvent(OFFLOAD_LAYOUT, "info", "where a rank's offload pool lies"),
     NODE_KIND: LogEvent(NODE_KIND, "info", "which body the node has, and why"),
 }
@@ -199,12 +201,6 @@ _WORDED: Final = (
         "info",
         "nothing",
         "Hot buffers of %d rows, found by %s's kernels.",
-    ),
-    LogEvent(
-        "gpu-unreadable",
-        "warning",
-        "figures of this GPU are missing",
-        "%s: %s: %s. It is not said again.",
     ),
     LogEvent(
         "handoff-wrong-role",

@@ -190,7 +190,10 @@ def command_for(commands: Commands) -> EngineCommand | None:
             "held-prefix-first" if admission.order is PolicyOrder.HELD_PREFIX_FIRST else "arrival"
         )
         engine_admission = AdmissionCommand(
-            order=order, ageing_s=admission.ageing_s, max_running=admission.max_running
+            order=order,
+            ageing_s=admission.ageing_s,
+            oldest_share=admission.oldest_share,
+            max_running=admission.max_running,
         )
     return EngineCommand(
         offload_target_blocks=commands.offload_target_blocks,

@@ -16,7 +16,7 @@ from hisparsed.control.file_watch import fingerprint
 from hisparsed.control.override_file import OverrideFile
 from hisparsed.errors import UserError
 from hisparsed.policy.bounds import (
-    highest_multiplier,
+    engine_multiplier,
     hot_unit,
     lease_blocks,
     min_lease_blocks,
@@ -152,7 +152,7 @@ class PolicySource:
         ``decode_query_len``: decode rows of a request in one step, drafts and one more.
         """
         variants = self._checked.variants.values()
-        return max(highest_multiplier(policy, decode_query_len) for policy in variants)
+        return max(engine_multiplier(policy, decode_query_len) for policy in variants)
 
     def start_multiplier(self, decode_query_len: int) -> float:
         """``hot.start`` in top-k, within the policy's range; a schedule does not count here."""

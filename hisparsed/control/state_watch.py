@@ -47,7 +47,7 @@ class StateWatch:
         error = health.error
         self._tell(
             "the journal",
-            None if error is None else f"the journal {self._journal.path} ({error})",
+            None if error is None else f"{self._journal.path} cannot be written: {error}",
             "decisions stay in memory, and those that it has no room for are lost",
         )
         for name, look in self._files.items():
@@ -58,7 +58,7 @@ class StateWatch:
             self._told.add(name)
             self._announcer.event(
                 EventKind.STATE_NOT_KEPT,
-                f"Not written: {error}. Requests are served on; {follows}. It is tried again.",
+                f"{error}. Requests are served on; {follows}. It is tried again.",
             )
         elif error is None and name in self._told:
             self._told.remove(name)

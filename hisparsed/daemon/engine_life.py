@@ -29,6 +29,7 @@ from hisparsed.daemon.gate import Gate
 from hisparsed.daemon.parts import ControlParts
 from hisparsed.daemon.patience import engine_stop_s
 from hisparsed.daemon.session_door import Queue, SessionLimit
+from hisparsed.daemon.silence import Silence
 from hisparsed.daemon.standstill import RestartFile, Standstill
 from hisparsed.daemon.start import start_beside_loop
 from hisparsed.daemon.supervision import Died
@@ -188,6 +189,7 @@ class EngineLife:
         if ticking is None or handle is None:
             raise RuntimeError("the engine was not started")
         ends: set[asyncio.Future[Any]] = {ticking, self._stalled}
+        silence = Silence(time.monotonic())
         while True:
             await asyncio.wait(ends, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
             if ticking.done():
@@ -196,7 +198,8 @@ class EngineLife:
                 return Died(self._stalled.result())
             if not handle.is_alive():
                 return Died("the engine core has died")
-            silent_s, limit_s = time.monotonic() - self._reported_at_s, self._around.hang_after_s
+            silent_s = silence.since_report_s(time.monotonic(), self._reported_at_s)
+            limit_s = self._around.hang_after_s
             if limit_s is not None and silent_s > limit_s:
                 return Died(
                     f"no report for {format_duration(round(silent_s))}, longer than "

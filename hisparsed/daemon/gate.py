@@ -1,8 +1,9 @@
 """The gate in front of the OpenAI API: drain, session limits, and the common metrics page.
 
 An ASGI middleware. It reads every body whole, within bounds, before anything else sees it, and
-tells the session of a generating call by the ``x-hisparsed-session`` header or else by what the
-prompt begins with. It changes nothing. Counts open requests, so a drain knows when it is done.
+tells the session of a generating call by a header or else by what the prompt begins with. It
+changes nothing. Counts open requests, so a drain knows when it is done, and makes vLLM's health
+page tell routers what the node knows of itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-SESSION_HEADER = b"x-hisparsed-session"
+SESSION_HEADERS = (b"x-hisparsed-session", b"x-session-id", b"x-claude-code-session-id")
+"""The first that a call has names its session; the last two are those that routers hash."""
 MAX_BODY_BYTES = 64 * 2**20
 """Larger bodies are refused: a million tokens of text are a tenth of it."""
 _GENERATING = (
@@ -36,6 +38,8 @@ _GENERATING = (
     # Where SageMaker sends any of the calls above.
     "/invocations",
 )
+_HEALTH = ("/health", "/ping")
+_ASK_AGAIN_S = 5.0
 STOPPING = Refusal(503, "node_draining", "this node is stopping; retry elsewhere", 5.0)
 
 
@@ -60,8 +64,11 @@ class Gate:
         door: SessionDoor,
         metrics_page: Callable[[], bytes],
         context: ContextLimit | None = None,
+        unready: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """``unready`` gives the reason while the node should get no calls."""
         self._app = app
+        self._unready = unready
         self._context = context if context is not None else ContextLimit()
         self._metrics_page = metrics_page
         self.door = door
@@ -100,6 +107,9 @@ class Gate:
         if path == "/metrics":
             await answer(send, 200, self._metrics_page(), b"text/plain; version=0.0.4")
             return
+        if path in _HEALTH and (unhealthy := self._unhealthy()) is not None:
+            await refuse(send, unhealthy)
+            return
         generates = path.startswith(_GENERATING) and scope["method"] == "POST"
         if generates and self._closed is not None:
             await self._refuse_all(send)
@@ -122,6 +132,12 @@ class Gate:
             self.open_requests -= 1
             if not self.open_requests:
                 self._idle.set()
+
+    def _unhealthy(self) -> Refusal | None:
+        if self._closed is not None:
+            return self._closed()
+        reason = self._unready()
+        return Refusal(503, "node_not_ready", reason, _ASK_AGAIN_S) if reason else None
 
     async def _body(self, scope: Scope, receive: Receive, send: Send) -> bytes | None:
         """All of it, or ``None`` when the client went away or was refused.
@@ -163,7 +179,8 @@ class Gate:
         if too_long is not None:
             await refuse(send, Refusal(400, "BadRequestError", too_long))
             return
-        header = dict(scope["headers"]).get(SESSION_HEADER)
+        headers = dict(scope["headers"])
+        header = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
         marks = (b"header:" + header,) if header else prompt_marks(body)
         call_id, entry = self.door.enter(marks)
         hang_up = asyncio.ensure_future(receive())

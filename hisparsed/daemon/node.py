@@ -183,7 +183,13 @@ class RunningNode:
         self._slot = EngineSlot(self._away)
         door = SessionDoor(clock=time.monotonic, queue=lambda: Queue(0, 0, 0))
         context = ContextLimit()
-        self._gate = Gate(self._slot, door=door, metrics_page=self._page, context=context)
+        self._gate = Gate(
+            self._slot,
+            door=door,
+            metrics_page=self._page,
+            context=context,
+            unready=parts.board.unready,
+        )
         parts.metrics.registry.register(GateCollector(self._gate, context))
         key_file = config.api.api_key_file
         self._keys = read_api_keys(key_file) if key_file is not None else []

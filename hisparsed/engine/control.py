@@ -11,7 +11,7 @@ from typing import Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
 
-from hisparsed.engine.admission import WaitingCall, held_prefix_first
+from hisparsed.engine.admission import OldestTurn, WaitingCall, held_prefix_first
 from hisparsed.engine.cache_groups import (
     chunk_layout,
     find_offload_manager,
@@ -117,6 +117,7 @@ class EngineControl:
         )
         self.sessions = SessionTable(_DEFAULT_SESSION_TTL_S)
         self._admission = AdmissionCommand()
+        self._oldest_turn = OldestTurn()
         self.active_limit = ActiveLimit(scheduler)
         self._default_watermark = True
         self._geometry = self._describe(config, layout, floor, source_group)
@@ -239,7 +240,13 @@ class EngineControl:
             )
             for index, request in enumerate(requests)
         ]
-        order = held_prefix_first(calls, self._admission.ageing_s)
+        oldest = max(calls, key=lambda call: (call.waited_s, -call.index))
+        due = self._oldest_turn.due(
+            (request.request_id for request in requests),
+            requests[oldest.index].request_id,
+            self._admission.oldest_share,
+        )
+        order = held_prefix_first(calls, self._admission.ageing_s, oldest_first=due)
         if order != list(range(len(requests))):
             waiting.clear()
             waiting.extend(requests[index] for index in order)

@@ -50,6 +50,7 @@ _SHORT = ("--for", "10m", "--warmup", "3m")
 _OPENHANDS = ("--trace", "openhands", "--for", "3m", "--warmup", "45s", "--scale", "1/4")
 _HOT = (_held(5), _held(2), ADAPTIVE, f"{ADAPTIVE},hot.sharing=marginal-gain")
 _SPREAD = ("--curve-spread", "1")
+_NO_SHARE = f"{ADAPTIVE},admission.oldest_share=0%"
 
 EXPERIMENTS = (
     Experiment(
@@ -90,8 +91,8 @@ EXPERIMENTS = (
     Experiment(
         "admission",
         (
-            *("stock", ADAPTIVE, f"{ADAPTIVE},admission.ageing=2m"),
-            f"{ADAPTIVE},admission.ageing=4m",
+            *("stock", _NO_SHARE, f"{_NO_SHARE},admission.ageing=2m"),
+            *(f"{_NO_SHARE},admission.ageing=4m", ADAPTIVE, f"{ADAPTIVE},admission.ageing=10m"),
         ),
         ("--trace", _AGENTS, *_users(128), "--for", "20m", "--warmup", "5m"),
     ),

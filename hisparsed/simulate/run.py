@@ -18,7 +18,7 @@ from hisparsed.engine.simulated.node import SimulatedNode
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions, scaled_seqs, step_tokens
 from hisparsed.errors import UserError
 from hisparsed.plan.layout import real_layout, stock_copies
-from hisparsed.policy.bounds import highest_multiplier
+from hisparsed.policy.bounds import engine_multiplier
 from hisparsed.policy.effective import parse_policy
 from hisparsed.policy.reasons import Lever
 from hisparsed.simulate.control_side import ControlSide, LoopControl, StaticControl
@@ -159,7 +159,7 @@ def _lease_rows(scenario: Scenario, policy: PolicyChoice) -> int:
     wanted = (query + 1) * topk
     if policy.text is not None:
         variants = parse_policy(policy.text, policy.name).variants.values()
-        wanted = math.ceil(max(highest_multiplier(one, query) for one in variants) * topk)
+        wanted = math.ceil(max(engine_multiplier(one, query) for one in variants) * topk)
     least = query * topk
     layout = real_layout(node, 1)
     tokens = layout.block_tokens

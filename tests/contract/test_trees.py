@@ -49,6 +49,7 @@ def on_installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize("version", OTHERS, scope="module")
 def test_the_reference_node_gives_the_same_tokens_on_it(
     version: str, other_tree: Path, on_installed: dict[str, Any], tmp_path: Path
@@ -87,7 +88,7 @@ def run(folder: Path, path: Path | None) -> dict[str, Any]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -62,7 +62,7 @@ async def test_rows_that_only_vllm_samples_are_told_with_their_age(node: Any) ->
 
 async def test_gpus_are_one_line_that_names_the_slow_and_the_lost(node: Any) -> None:
     await node.loop.start()
-    assert "gpus" not in await page(node)
+    assert "\ngpus " not in await page(node)
     cards = [card(0, 100), card(1, 120, slowed_by=["thermal-hardware"]), card(2, None, lost=True)]
     node.board.gpus = lambda: GpusStatus(age_s=0.4, cards=cards)
     assert (

@@ -21,7 +21,7 @@ from hisparsed.daemon.engine_processes import (
     processes_since,
 )
 
-SLEEP = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
 def engine(ready: int, shared: str) -> None:
@@ -31,7 +31,7 @@ def engine(ready: int, shared: str) -> None:
     number = os.open(shared, os.O_RDWR | os.O_CREAT, 0o600)
     os.ftruncate(number, 4096)
     mapped = mmap.mmap(number, 4096)
-    worker = subprocess.Popen(SLEEP, stdin=subprocess.PIPE)
+    worker = subprocess.Popen(SLEEP)
     os.write(ready, b"x")
     worker.wait()
     mapped.close()

@@ -39,11 +39,19 @@ class Node:
             routes=[
                 Route("/v1/completions", complete, methods=["POST"]),
                 Route("/v1/models", models),
+                Route("/health", models),
+                Route("/ping", models),
             ]
         )
         self.reports = 0
         self.door = SessionDoor(clock=lambda: self.now_s, queue=self.report, look_every_s=0.0)
-        self.gate = Gate(app, door=self.door, metrics_page=lambda: b"hisparsed_up 1\n")
+        self.unready: str | None = None
+        self.gate = Gate(
+            app,
+            door=self.door,
+            metrics_page=lambda: b"hisparsed_up 1\n",
+            unready=lambda: self.unready,
+        )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=self.gate), base_url="http://node"
         )
@@ -123,6 +131,35 @@ async def test_new_sessions_get_429_while_calls_wait_and_known_ones_pass(node: N
     node.waiting = 1
     assert (await node.call("new")).status_code == 200
     assert node.gate.counters.refused_session == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["x-hisparsed-session", "x-session-id", "x-claude-code-session-id"]
+)
+async def test_a_session_is_told_by_the_headers_of_routers_and_agents(
+    node: Node, name: str
+) -> None:
+    async def call(session: str) -> int:
+        answer = await node.client.post("/v1/completions", json={}, headers={name: session})
+        return answer.status_code
+
+    assert await call("known") == 200
+    node.door.limit = SessionLimit(max_waiting=0)
+    node.waiting = 1
+    assert (await call("known"), await call("new")) == (200, 429)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+async def test_the_health_page_says_what_keeps_calls_away(node: Node, path: str) -> None:
+    assert (await node.client.get(path)).status_code == 200
+    node.unready = "calls have stood still for 40s"
+    answer = await node.client.get(path)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (503, node.unready)
+    assert answer.headers["retry-after"] == "5"
+    assert (await node.call()).status_code == 200, "only routers are told"
+    node.unready = None
+    node.gate.drain()
+    assert (await node.client.get(path)).json()["error"]["type"] == "node_draining"
 
 
 async def test_nobody_is_refused_where_nothing_waits(node: Node) -> None:

@@ -420,3 +420,10 @@ async def test_a_call_that_ends_in_time_is_waited_for(node: Node) -> None:
         may_end.set()
         assert (await call).status_code == 200
     await node.serving(2)
+
+
+async def test_nobody_watches_an_engine_that_was_taken_down(node: Node) -> None:
+    first = await node.serving(1)
+    node.supervisor.restart(0.0, actor="ann")
+    await node.serving(2)
+    assert first.died.cancelled(), "its end would be taken for that of the next one"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hisparsed.engine.admission import WaitingCall, held_prefix_first
+from hisparsed.engine.admission import OldestTurn, WaitingCall, held_prefix_first
 from hisparsed.engine.sessions import SessionTable
 
 calls = st.lists(
@@ -32,6 +32,43 @@ def test_order_is_a_permutation_with_the_aged_first(
 def test_cheapest_first_until_a_call_is_old() -> None:
     waiting = [WaitingCall(0, 900, 5.0), WaitingCall(1, 10, 1.0), WaitingCall(2, 500, 31.0)]
     assert held_prefix_first(waiting, ageing_s=30.0) == [2, 1, 0]
+
+
+def test_the_oldest_goes_first_when_it_is_its_turn() -> None:
+    waiting = [WaitingCall(0, 900, 5.0), WaitingCall(1, 10, 1.0), WaitingCall(2, 500, 4.0)]
+    assert held_prefix_first(waiting, ageing_s=30.0) == [1, 2, 0]
+    assert held_prefix_first(waiting, ageing_s=30.0, oldest_first=True) == [0, 1, 2]
+    assert held_prefix_first([], ageing_s=30.0, oldest_first=True) == []
+
+
+def turns(share: float, *passes: str) -> list[bool]:
+    """Whether the oldest is due in each pass; calls are letters, the oldest one first."""
+    turn = OldestTurn()
+    return [turn.due(waiting, waiting[0], share) for waiting in passes]
+
+
+def test_the_oldest_is_due_after_so_many_starts_of_others() -> None:
+    assert turns(0.25, "abcdef", "acdef", "adef", "af") == [False, False, False, True]
+
+
+def test_a_turn_stands_until_it_is_taken_and_is_one() -> None:
+    passes = ("abcdefgh", "ah", "ahi", "hi", "hij", "hj")
+    assert turns(0.5, *passes) == [False, True, True, False, False, False]
+
+
+def test_the_oldest_that_starts_by_itself_has_had_its_turn() -> None:
+    assert turns(0.5, "abcd", "acd", "cd", "cde", "ce", "cf") == [
+        False,
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_without_a_share_nobody_is_ever_due() -> None:
+    assert not any(turns(0.0, "abcdef", "ag", "ah", "ai"))
 
 
 def hashes(session: int, blocks: int) -> list[bytes]:

@@ -33,7 +33,9 @@ def flushed_when(core: Any, group: int, *, new_request: bool) -> set[int]:
     groups = len(core.scheduler.kv_cache_config.kv_cache_groups)
     blocks = tuple([BLOCK] if index == group else [0] for index in range(groups))
     request = SimpleNamespace(
-        update_offload_keys=lambda: None, update_block_id_groups=lambda new: None
+        update_offload_keys=lambda: None,
+        update_block_id_groups=lambda new: None,
+        group_states=(),
     )
     offloading._req_status["other"] = request
     offloading._block_id_to_pending_jobs[BLOCK] = {JOB}

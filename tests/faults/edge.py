@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,7 @@ class Edge:
     ) -> None:
         self.calls: list[tuple[str, str, bytes]] = []
         self.asked = asyncio.Semaphore(0)
+        self.while_asked: Callable[[], None] = lambda: None
         self.gone = asyncio.Event()
         self.hold = asyncio.Event()
         self.hold.set()
@@ -120,6 +122,7 @@ class Edge:
         body = (await receive())["body"]
         self.calls.append((scope["method"], scope["path"], body))
         self.asked.release()
+        self.while_asked()
         start = {"type": "http.response.start", "status": 200, "headers": []}
         if self.stream_bytes:
             await self._stream(start, receive, send)

@@ -23,7 +23,7 @@ from hisparsed.control.client import ControlClient
 from hisparsed.control.status import Status
 from hisparsed.demo.node_process import free_port
 
-START_S = 120.0
+START_S = 180.0
 STOP_S = 40.0
 _POLL_S = 0.05
 _LOG_LINES = 40

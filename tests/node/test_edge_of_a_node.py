@@ -23,6 +23,7 @@ KEY = "a-key-of-this-test-alone"
 MARKER = "zanzibarqx"
 """Part of each prompt, and of nothing else."""
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+LONG = {"max_tokens": 1_500, "temperature": 0, "ignore_eos": True}
 CONTROL = ("/v1/status", "/v1/requests", "/v1/decisions", "/v1/journal/events", "/v1/history")
 
 
@@ -108,7 +109,7 @@ def test_no_text_of_a_call_is_anywhere(edge: ServeProcess, collector: OtlpCollec
         assert statuses.pop(harmless) in (200, 400), "vLLM ignores or refuses it"
     assert {name: status for name, status in statuses.items() if not 400 <= status < 500} == {}
     with (
-        stream(edge.http, CHAT, {**chat(f"a story of {MARKER}"), "max_tokens": 400}) as events,
+        stream(edge.http, CHAT, {**chat(f"a story of {MARKER}"), **LONG}) as events,
         edge.control_http() as control,
     ):
         next(events)

@@ -7,12 +7,13 @@ prefix and 8 s without, and its session comes back after 40 s on average.
 from __future__ import annotations
 
 import random
+import sys
 from collections import OrderedDict
 from typing import Any
 
 import pytest
 
-from hisparsed.engine.admission import WaitingCall, held_prefix_first
+from hisparsed.engine.admission import OldestTurn, WaitingCall, held_prefix_first
 from hisparsed.policy.ageing import ageing_s
 from hisparsed.policy.memory import Memory, observe
 from hisparsed.policy.schema import Policy
@@ -23,8 +24,9 @@ SESSIONS, HELD, SLOTS, HIT_S, MISS_S, THINK_S = 60, 25, 4, 2, 8, 40.0
 class Queue:
     """One tick a second; the law is asked for the bound in every tick."""
 
-    def __init__(self, kit: Any, ageing: str, max_wait: str = "10m") -> None:
+    def __init__(self, kit: Any, ageing: str, max_wait: str = "10m", share: float = 0.0) -> None:
         self.kit = kit
+        self.share, self.turn = share, OldestTurn()
         self.policy = Policy.model_validate(
             {"version": 1, "admission": {"ageing": ageing, "max_wait": max_wait}}
         )
@@ -59,7 +61,11 @@ class Queue:
             WaitingCall(index, int(session not in self.held), self.now_s - came_s)
             for index, (came_s, session) in enumerate(self.waiting)
         ]
-        chosen = held_prefix_first(calls, self.bound_s)[: SLOTS - len(self.running)]
+        # A session has one call at a time; calls wait in order of arrival.
+        names = [str(session) for _, session in self.waiting]
+        due = bool(names) and self.turn.due(names, names[0], self.share)
+        order = held_prefix_first(calls, self.bound_s, oldest_first=due)
+        chosen = order[: SLOTS - len(self.running)]
         for index in chosen:
             came_s, session = self.waiting[index]
             self.waits.append(self.now_s - came_s)
@@ -107,3 +113,19 @@ def test_nobody_is_passed_over_for_much_longer_than_the_bound(kit) -> None:
     queue.run(2_400)
     # Aged calls start by how long they have waited, so what is above is the queue of the aged.
     assert max(queue.waits) <= max(queue.bounds) + 60
+
+
+def test_a_share_of_the_starts_for_the_oldest_bounds_waits_at_little_loss(
+    kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dear misses and short pauses: ageing lets the longest waits grow beyond those of arrival."""
+    monkeypatch.setattr(sys.modules[__name__], "THINK_S", 10.0)
+    monkeypatch.setattr(sys.modules[__name__], "HELD", 45)
+    monkeypatch.setattr(sys.modules[__name__], "MISS_S", 16)
+    shared, aged, arrival = Queue(kit, "10m", share=0.1), Queue(kit, "10m"), Queue(kit, "1ms")
+    calls = [queue.run(4_800) for queue in (shared, aged, arrival)]
+    longest = [max(queue.waits[len(queue.waits) // 2 :]) for queue in (shared, aged, arrival)]
+    assert longest[1] > 2 * longest[2]
+    assert longest[0] < 0.8 * longest[2]
+    assert calls[0] > 0.65 * calls[1]
+    assert calls[0] > 4 * calls[2]

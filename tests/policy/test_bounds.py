@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hisparsed.policy.bounds import (
+    engine_multiplier,
     highest_multiplier,
     hot_bounds,
     lease_blocks,
@@ -114,8 +115,9 @@ def test_auto_goes_by_what_vllm_itself_reserves(kit, rows: int, start: int, most
 def test_auto_is_vllms_own_where_the_lever_may_not_act(kit, mode: str) -> None:
     """The engine begins with the highest, and nothing would bring it down."""
     still = policy(levers={"multiplier": {"mode": mode}})
-    assert highest_multiplier(still, 4) == 5
-    assert highest_multiplier(policy(hot={"max": 8}, levers=still.levers.model_dump()), 4) == 8
+    assert engine_multiplier(still, 4) == 5
+    assert engine_multiplier(policy(), 4) == highest_multiplier(still, 4) == 10
+    assert engine_multiplier(policy(hot={"max": 8}, levers=still.levers.model_dump()), 4) == 8
 
 
 def test_numbers_are_in_top_k_with_drafts_as_without(kit) -> None:

@@ -43,13 +43,13 @@ class CudaCalls:
         self._swap_blocks_batch = swap_blocks_batch
 
     def new_stream(self) -> Any:
-        return torch.cuda.Stream(device=self._device)
+        return torch.cuda.Stream(device=self._device)  # type: ignore[no-untyped-call]
 
     def compute_stream(self) -> Any:
         return torch.cuda.current_stream(self._device)
 
     def new_event(self) -> Any:
-        return torch.cuda.Event(enable_timing=True)
+        return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)
@@ -108,10 +108,10 @@ class CudaLane:
         for other in self._others():
             self._stream.wait_stream(other)
         began, ended = self._calls.new_event(), self._calls.new_event()
-        lists = [torch.from_numpy(values) for values in (source, target, lengths)]
+        lists = (torch.from_numpy(source), torch.from_numpy(target), torch.from_numpy(lengths))
         with self._calls.on(self._stream):
             began.record(self._stream)
             if lengths.size:
-                self._calls.copy(*lists, source_is_stable=self._source_is_stable)
+                self._calls.copy(*lists, self._source_is_stable)
             ended.record(self._stream)
         return CudaCopy(began, ended, lists)

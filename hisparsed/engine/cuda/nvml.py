@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hisparsed.control.log_table import GPU_UNREADABLE
+
 log = logging.getLogger("hisparsed.gpu")
 
 SLOW_REASONS: Mapping[int, str] = {
@@ -53,6 +55,10 @@ def nvidia_library() -> Any:
     return pynvml
 
 
+def _warn(sentence: str) -> None:
+    log.warning("%s", sentence, extra={"event_id": GPU_UNREADABLE})
+
+
 class GpuReader:
     """``nvml`` is ``pynvml`` or what stands for it. Not safe to share between threads.
 
@@ -61,7 +67,7 @@ class GpuReader:
     """
 
     def __init__(
-        self, nvml: Any, environ: Mapping[str, str], *, tell: Callable[[str], None] = log.warning
+        self, nvml: Any, environ: Mapping[str, str], *, tell: Callable[[str], None] = _warn
     ) -> None:
         self._nvml = nvml
         self._say = tell

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
+from no_cuda import Stand
 from vllm.v1.hisparse import runtime as vllm_runtime
 
 from hisparsed.engine.cuda.residency import extension
@@ -31,49 +31,6 @@ LEADER_OF = {"a": "a", "b": "a", "c": "c", "d": "d"}
 OFFSET_OF = {"a": 0, "b": 1, "c": 2, "d": 0}
 PAGE = BLOCK * WIDTH
 BLOCK_STRIDE = 3 * PAGE
-
-
-class Stand:
-    """A stream or event that is always done."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __enter__(self) -> Stand:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def wait_stream(self, _: Any) -> None: ...
-
-    def wait_event(self, _: Any) -> None: ...
-
-    def record(self, _: Any = None) -> None: ...
-
-
-class UnpinnedTorch:
-    """torch, but host memory is not pinned and events are stand-ins."""
-
-    Event = Stand
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-    def empty(self, *size: Any, **options: Any) -> torch.Tensor:
-        options.pop("pin_memory", None)
-        return torch.empty(*size, **options)
-
-
-def two_hot_groups(patch: pytest.MonkeyPatch) -> None:
-    """The miniature has no cache configuration of vLLM's; its hot groups are all there are."""
-    patch.setattr(extension, "hot_cache_groups", lambda _: [0, 1])
-
-
-def without_cuda(patch: pytest.MonkeyPatch) -> None:
-    """Let vLLM's runtimes be made and run on the CPU."""
-    patch.setattr(vllm_runtime, "torch", UnpinnedTorch())
-    patch.setattr(vllm_runtime, "_has_hisparse_ops", lambda: True)
-    patch.setattr(vllm_runtime, "current_stream", Stand)
-    patch.setattr(vllm_runtime, "in_piecewise_cudagraph", lambda: False)
 
 
 @dataclass
@@ -320,13 +277,18 @@ class HotWorker:
     # --- what the worker extension sees --------------------------------------------------
 
     def resize(self, leases: dict[str, int]) -> int:
-        """The worker's call as vLLM makes it, then the scheduler gives the blocks back."""
+        """Rows move, then the scheduler gives the blocks back."""
+        moved = self.ask_to_shrink(leases)
+        for name, blocks in leases.items():
+            if name in self.requests:
+                self.give_back(name, blocks)
+        return moved
+
+    def ask_to_shrink(self, leases: dict[str, int]) -> int:
+        """The worker's call as vLLM makes it."""
         worker = type("Worker", (extension.HotExtension,), {})()
         worker.model_runner = self.model_runner()
         moved: int = worker.hisparsed_resize_hot(leases)
-        for name, blocks in leases.items():
-            if name in self.requests:
-                self._give_back(name, blocks)
         return moved
 
     def model_runner(self) -> Any:
@@ -341,7 +303,7 @@ class HotWorker:
             kv_cache_config=None,
         )
 
-    def _give_back(self, name: str, blocks: int) -> None:
+    def give_back(self, name: str, blocks: int) -> None:
         """Others get the blocks, and write them."""
         for table in self.requests[name].hot:
             surplus = table[blocks:]

@@ -12,6 +12,7 @@ import mmap
 import os
 import random
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -260,7 +261,8 @@ class Node:
             if metadata is not None:
                 merged = metadata if merged is None else merged.aggregate(metadata)
         before = set(self.jobs)
-        scheduler = SimpleNamespace(
+        scheduler = object.__new__(OffloadingConnectorScheduler)
+        vars(scheduler).update(
             _jobs=self.jobs,
             _stale_job_threshold=0,
             _req_status={"request": self._request},
@@ -268,10 +270,10 @@ class Node:
             _chunks_being_loaded=set(),
             _block_id_to_pending_jobs={},
             _connector_stats=SimpleNamespace(aggregate=lambda _: None),
+            # Since 0.33; nobody else calls this manager.
+            _manager_locked=nullcontext,
         )
-        OffloadingConnectorScheduler.update_connector_output(
-            scheduler, SimpleNamespace(kv_connector_worker_meta=merged)
-        )
+        scheduler.update_connector_output(SimpleNamespace(kv_connector_worker_meta=merged))
         self.steps_out -= 1
         return before - set(self.jobs)
 

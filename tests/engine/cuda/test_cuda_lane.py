@@ -52,10 +52,10 @@ class RecordedCalls:
         self.calls.append(("off", stream.name))
 
     def copy(
-        self, source: torch.Tensor, target: torch.Tensor, lengths: torch.Tensor, **how: bool
+        self, source: torch.Tensor, target: torch.Tensor, lengths: torch.Tensor, stable: bool
     ) -> None:
         assert not source.is_pinned()
-        self.calls.append((source.tolist(), target.tolist(), lengths.tolist(), how))
+        self.calls.append((source.tolist(), target.tolist(), lengths.tolist(), stable))
 
 
 def submit(*, source_is_stable: bool, others: bool, size: int = 2) -> tuple[CALLS, Any]:
@@ -77,7 +77,7 @@ def test_a_copy_waits_for_the_model_and_for_others_and_stands_between_two_events
         ("lane", "waits for", "mirror"),
         ("on", "lane"),
         ("lane", "event"),
-        ([0, 1], [10, 11], [20, 21], {"source_is_stable": False}),
+        ([0, 1], [10, 11], [20, 21], False),
         ("lane", "event"),
         ("off", "lane"),
     ]
@@ -85,7 +85,7 @@ def test_a_copy_waits_for_the_model_and_for_others_and_stands_between_two_events
 
 def test_only_a_lane_whose_source_is_stable_lets_the_driver_read_early() -> None:
     calls, _ = submit(source_is_stable=True, others=False)
-    assert calls[3][-1] == {"source_is_stable": True}
+    assert calls[3][-1] is True
 
 
 def test_an_empty_batch_is_only_an_event() -> None:

@@ -7,16 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hot_worker import (
-    BLOCK,
-    LAYERS,
-    LEASE_BLOCKS,
-    REQUESTS,
-    TOPK,
-    HotWorker,
-    two_hot_groups,
-    without_cuda,
-)
+from hot_worker import BLOCK, LAYERS, LEASE_BLOCKS, REQUESTS, TOPK, HotWorker
+from no_cuda import two_hot_groups, without_cuda
 
 from hisparsed.engine.cuda.residency import extension
 from hisparsed.engine.cuda.residency.install import installed
@@ -81,6 +73,37 @@ def test_a_shrunk_request_keeps_what_it_used_last() -> None:
     assert {position for position in last if position >= 0} <= held
     assert len(held) == 2 * BLOCK
     assert counters(worker)["loads"] == before["loads"]
+
+
+def test_a_grown_request_fills_its_new_blocks() -> None:
+    worker = HotWorker(seed=2)
+    worker.start("r", tokens=44, hot_blocks=2)
+    for group in range(2):
+        worker.requests["r"].resident[group] = [0] * 11
+    for _ in range(6):
+        worker.decode(worker.step_batch())
+    row = worker.requests["r"].row
+    held = (worker.node.bank.arrays["slot_pos"][:, row] >= 0).sum(dim=1)
+    assert held.tolist() == [2 * BLOCK] * 3
+    worker.grow("r", 6)
+    for _ in range(30):
+        worker.decode(worker.step_batch())
+    held = (worker.node.bank.arrays["slot_pos"][:, row] >= 0).sum(dim=1)
+    assert held.tolist() == [8 * BLOCK] * 3
+
+
+def test_memories_that_vllm_made_for_inference_only_are_changed_all_the_same() -> None:
+    """vLLM's steps run in that mode, worker calls do not."""
+    with torch.inference_mode():
+        worker = HotWorker(seed=2)
+        worker.start("r", tokens=44, hot_blocks=10)
+        for _ in range(6):
+            worker.decode(worker.step_batch())
+    moved = worker.ask_to_shrink({"r": 2})
+    assert moved > 0
+    with torch.inference_mode():
+        worker.give_back("r", 2)
+        worker.decode(worker.step_batch())
 
 
 def test_shrinking_ends_the_workers_own_tables_too() -> None:
@@ -176,6 +199,28 @@ def test_figures_tell_each_requests_curve_and_rows() -> None:
     assert list(misses) == sorted(misses, reverse=True)
     # Bytes: layers a and b move together, c and d alone.
     assert found["counters"]["h2d_bytes"] == _bytes_moved(worker)
+
+
+def test_a_curve_counts_the_rows_of_its_own_request_only() -> None:
+    """A state row's steps go on under a new owner; what it loads a step does not."""
+    worker = HotWorker(seed=8)
+    worker.start("old", tokens=44, hot_blocks=5)
+    for _ in range(300):
+        worker.decode(worker.step_batch())
+    row = worker.requests["old"].row
+    worker.free_rows.clear()
+    worker.end("old")
+    worker.start("new", tokens=44, hot_blocks=5)
+    assert worker.requests["new"].row == row
+    batch = worker.step_batch(ended=("old",))
+    for _ in range(300):
+        worker.decode(batch)
+        batch = worker.step_batch()
+    worker.node.report({"new": row})
+    found: Any = worker.node.report({"new": row})
+    loads = sum(int(state.counters[row, 3]) for state in worker.node.bank.states)
+    misses = dict(found["request_curves"]["new"])[5 * BLOCK]
+    assert misses == pytest.approx(loads / 300, rel=0.3)
 
 
 def _bytes_moved(worker: HotWorker) -> int:

@@ -7,16 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hot_worker import (
-    BLOCK,
-    LAYERS,
-    LEASE_BLOCKS,
-    REQUESTS,
-    TOPK,
-    HotWorker,
-    UnpinnedTorch,
-    without_cuda,
-)
+from hot_worker import BLOCK, LAYERS, LEASE_BLOCKS, REQUESTS, TOPK, HotWorker
+from no_cuda import UnpinnedTorch, without_cuda
 from vllm.v1.hisparse import runtime as vllm_runtime
 
 SIZE, UNION, POSITIONS, ORDER, TABLE = 8, 9, 5, 6, 2

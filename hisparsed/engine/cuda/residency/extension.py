@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from hisparsed.engine.cuda.residency.install import installed
 
 
@@ -29,7 +31,11 @@ class HotExtension:
         row_of = runner.req_states.req_id_to_index
         tables = runner.block_tables
         groups = hot_cache_groups(runner.kv_cache_config)
-        moved = node.resize(leases, row_of, [tables.block_tables[group].gpu for group in groups])
+        # KV caches may be tensors for inference only, and worker calls come outside of it.
+        with torch.inference_mode():
+            moved = node.resize(
+                leases, row_of, [tables.block_tables[group].gpu for group in groups]
+            )
         for name, blocks in leases.items():
             row = row_of.get(name)
             if row is not None:

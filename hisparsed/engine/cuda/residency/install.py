@@ -66,7 +66,9 @@ def install(
         for layer, runtime in enumerate(runtimes):
             runtime.__class__ = ResolvedRuntime
             runtime.use(node, group, layer, source_table)
-    _warm_up(leaders)
+    # vLLM may have made its tensors for inference only, and those change in no other mode.
+    with torch.inference_mode():
+        _warm_up(leaders)
     _installed[:] = [node]
     return node
 
