@@ -218,7 +218,7 @@ class AdmissionSettings(Section):
     """The longest that ageing may be; a call held at the API is refused after it."""
     ageing: AutoDuration = "auto"
     """A call that waited this long goes first, whatever it costs; ``auto`` goes by the queue."""
-    oldest_share: Fraction = 0.1
+    oldest_share: Fraction = 0.2
     """While held prefixes go first, the share of starts that goes to the call that has waited
     longest, whatever it costs; ``0%`` leaves it to ageing."""
     max_running: int | None = Field(default=None, ge=1)

@@ -263,7 +263,7 @@ class Admission:
     """Longest call, prompt and asked output, that is served like any other."""
     over_max_context: Literal["wait", "refuse"] = "refuse"
     """What a longer call gets: the end of the queue, or 429."""
-    oldest_share: float = 0.1
+    oldest_share: float = 0.2
     """Of the starts while held prefixes go first, for the call that has waited longest."""
 
 

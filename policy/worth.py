@@ -7,6 +7,7 @@ their prefill. So both sides are weighed over the same window, whatever the traf
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hisparsed.policy.bounds import hot_unit
@@ -84,7 +85,7 @@ def _misses_then(snapshot: Snapshot, to_blocks: int, exponent: float) -> float:
     if len(points) > 1 and points[0].multiplier <= then:
         before = _at(points, now)
         return _at(points, then) / before if before > 0 else 1.0
-    return (now / then) ** exponent
+    return math.pow(now / then, exponent)
 
 
 def _at(points: tuple[MissPoint, ...], multiplier: float) -> float:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from hisparsed.config.api_limits import ApiLimits
 from hisparsed.config.cuda import CudaConfig
 from hisparsed.config.disaggregation import DisaggregationConfig
+from hisparsed.config.frontend import OWNED_FRONTEND_ARGS, file_problems, in_folder
 from hisparsed.config.reference import ReferenceConfig
 from hisparsed.config.supervision import SupervisionConfig
 from hisparsed.policy.document import Loaded, Problem, load_document, refuse
@@ -109,6 +110,9 @@ class NodeConfig(_Section):
     """Prefill and decode on different nodes; without it this node does both."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Passed through to vLLM, named as its Python arguments."""
+    frontend_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed through to vLLM's OpenAI application: parsers, chat template. Files in it are
+    relative to this document."""
     host_budget: ByteSize = Field(
         gt=0, description="the host memory of both pools together, such as 384GiB"
     )
@@ -127,23 +131,27 @@ class NodeConfig(_Section):
     """Start with a vLLM that hisparsed was not tested with."""
 
     @model_validator(mode="after")
-    def _engine_args_are_vllms(self) -> Self:
-        for name in self.engine_args:
-            plain = name.lstrip("-").replace("-", "_")
-            if plain in OWNED_ENGINE_ARGS:
-                raise refuse(
-                    "owned_engine_arg",
-                    "is not yours to set here",
-                    hint=OWNED_ENGINE_ARGS[plain],
-                    key=("engine_args", name),
-                )
-            if plain != name:
-                raise refuse(
-                    "engine_arg_name",
-                    "is written as on a command line",
-                    hint=f"write {plain}",
-                    key=("engine_args", name),
-                )
+    def _passed_args_are_vllms(self) -> Self:
+        for key, given, owned in (
+            ("engine_args", self.engine_args, OWNED_ENGINE_ARGS),
+            ("frontend_args", self.frontend_args, OWNED_FRONTEND_ARGS),
+        ):
+            for name in given:
+                plain = name.lstrip("-").replace("-", "_")
+                if plain in owned:
+                    raise refuse(
+                        "owned_arg",
+                        "is not yours to set here",
+                        hint=owned[plain],
+                        key=(key, name),
+                    )
+                if plain != name:
+                    raise refuse(
+                        "arg_name",
+                        "is written as on a command line",
+                        hint=f"write {plain}",
+                        key=(key, name),
+                    )
         return self
 
     @model_validator(mode="after")
@@ -183,6 +191,7 @@ def load_node_config(path: Path, *, memory_bytes: int) -> Loaded[NodeConfig]:
             "api": config.api.model_copy(
                 update={"api_key_file": folder / key_file if key_file is not None else None}
             ),
+            "frontend_args": in_folder(config.frontend_args, folder),
             "control_socket": folder / config.control_socket,
             "policy": folder / config.policy,
             "state_dir": folder / config.state_dir,
@@ -190,6 +199,10 @@ def load_node_config(path: Path, *, memory_bytes: int) -> Loaded[NodeConfig]:
     )
     resolved = replace(loaded, value=config)
     problems = [*_memory_problems(resolved, memory_bytes), *_key_problems(resolved)]
+    problems += [
+        resolved.problem(("frontend_args", name), message, hint)
+        for name, message, hint in file_problems(resolved.value.frontend_args)
+    ]
     if problems:
         raise resolved.error(*problems)
     return resolved

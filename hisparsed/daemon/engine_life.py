@@ -81,6 +81,7 @@ class EngineLife:
         self._stalled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._reported_at_s = time.monotonic()
         self._handle: EngineHandle | None = None
+        self._frontend: Any = None
         self._processes = EngineProcesses((), (), frozenset())
         self._lifespan: AbstractAsyncContextManager[Any] | None = None
         self._canary: CanaryWatch | None = None
@@ -116,23 +117,31 @@ class EngineLife:
             raise
 
     def _launch(self) -> EngineHandle:
+        from hisparsed.engine.frontend import frontend_arguments
         from hisparsed.engine.launch import launch_engine, require_startable
         from hisparsed.engine.openai_app import preload
 
         config, most = self._values.config, self._values.max_multiplier
         require_startable(config, self._around.kind, max_multiplier=most)
+        self._frontend = frontend_arguments(config)
         handle = launch_engine(config, self._around.kind, max_multiplier=most)
         preload()
         return handle
 
     async def _begin(self, handle: EngineHandle) -> None:
+        from hisparsed.engine.launch import served_names
         from hisparsed.engine.openai_app import build_openai_app
 
         around, parts = self._around, self._around.parts
         # The limit outlives engines, and so do its counts.
         handle.llm.context_limit = around.context
         around.context.chars_per_token = handle.llm.chars_per_token
-        self.app = await build_openai_app(handle.llm, api_keys=list(around.api_keys))
+        self.app = await build_openai_app(
+            handle.llm,
+            self._frontend,
+            api_keys=list(around.api_keys),
+            served_names=served_names(self._values.config, around.kind),
+        )
         # vLLM's error handlers stop the server through this when they find the engine dead.
         self.app.state.server = SimpleNamespace(should_exit=False)
         lifespan = self.app.router.lifespan_context(self.app)

@@ -7,10 +7,11 @@ the daemon holds while engines come and go (addresses, state folder, journal) is
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
+from hisparsed.config.kind import NodeKind
 from hisparsed.config.node import NodeConfig
 from hisparsed.control.node_file import differences
 from hisparsed.policy.restart import PendingRestart
@@ -39,6 +40,8 @@ class EngineValues:
     config: NodeConfig
     max_multiplier: float
     """The largest hot buffer that the policy may ask for, in top-k."""
+    multiplier_key: str = field(default="hot.max", compare=False)
+    """The policy's key that says it, for people."""
 
     def digest(self) -> str:
         """Equal for values that start the same engine; keys of later versions change nothing."""
@@ -63,7 +66,7 @@ class EngineValues:
         ]
         if self.max_multiplier != running.max_multiplier:
             was, new = f"{running.max_multiplier:g}", f"{self.max_multiplier:g}"
-            changes.append(PendingRestart("hot.max", was, new))
+            changes.append(PendingRestart(self.multiplier_key, was, new))
         return tuple(changes)
 
     def left_for_daemon(self, running: EngineValues) -> tuple[PendingRestart, ...]:
@@ -77,7 +80,13 @@ class EngineValues:
     def within(self, daemon: NodeConfig) -> EngineValues:
         """These values, with what is the daemon's from ``daemon``."""
         kept = {key: getattr(daemon, key) for key in DAEMON_KEYS}
-        return EngineValues(self.config.model_copy(update=kept), self.max_multiplier)
+        config = self.config.model_copy(update=kept)
+        return EngineValues(config, self.max_multiplier, self.multiplier_key)
+
+
+def multiplier_key(config: NodeConfig, kind: NodeKind) -> str:
+    """vLLM's own kernels know one size, from start to end; others change it live."""
+    return "hot.start" if kind == "cuda" and config.cuda.kernels == "vllm" else "hot.max"
 
 
 def restored(document: dict[str, Any], daemon: NodeConfig) -> EngineValues:

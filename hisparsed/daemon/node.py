@@ -28,7 +28,7 @@ from hisparsed.daemon.edge import METRICS, connections_of, edge_server, guarded
 from hisparsed.daemon.engine_life import WORKER_STOP_ENV, EngineLife, Surroundings
 from hisparsed.daemon.engine_record import EngineRecord
 from hisparsed.daemon.engine_slot import EngineSlot
-from hisparsed.daemon.engine_values import EngineValues
+from hisparsed.daemon.engine_values import EngineValues, multiplier_key
 from hisparsed.daemon.gate import Gate
 from hisparsed.daemon.gpus import watched_gpus
 from hisparsed.daemon.listen import bind_tcp, make_state_dir, state_lock
@@ -76,9 +76,11 @@ def run_node(
 
     log.info("%s", detected.banner, extra={"event_id": NODE_KIND})
     source = PolicySource(config.policy, clock=time.monotonic, wall_clock=time.time)
-    values = EngineValues(config, asked_multiplier(config, detected.kind, source))
+    kind = detected.kind
+    most = asked_multiplier(config, kind, source)
+    values = EngineValues(config, most, multiplier_key(config, kind))
     try:
-        require_startable(config, detected.kind, max_multiplier=values.max_multiplier)
+        require_startable(config, kind, max_multiplier=values.max_multiplier)
     except UserError:
         # Values that were put aside are told of by the supervisor, which starts the last good ones.
         record = EngineRecord(config.state_dir)
@@ -138,9 +140,9 @@ async def _serve(
     doctor: Doctor,
     folder: Path,
 ) -> int:
-    from hisparsed.engine.launch import served_model
+    from hisparsed.engine.launch import served_names
 
-    model = served_model(config, detected.kind)
+    model = served_names(config, detected.kind)[0]
     parts = build_control(config, source, detected.kind, model, document, doctor)
     control_server = ControlServer(
         parts.api.application(),
@@ -277,7 +279,8 @@ class RunningNode:
     def _values(self, config: NodeConfig) -> EngineValues:
         from hisparsed.engine.launch import asked_multiplier
 
-        return EngineValues(config, asked_multiplier(config, self._kind, self._parts.source))
+        most = asked_multiplier(config, self._kind, self._parts.source)
+        return EngineValues(config, most, multiplier_key(config, self._kind))
 
     def _install_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -41,7 +41,7 @@ class OldestTurn:
         started = self._waited - now
         if self._oldest in started:
             self._credit = 0.0
-        self._credit = min(1.0, self._credit + share * len(started - {self._oldest}))
+        self._credit += share * len(started - {self._oldest})
         self._waited, self._oldest = now, oldest
         return self._credit >= 1.0 - _ROUNDING
 

@@ -30,8 +30,8 @@ class HotPolicy(Protocol):
 class NodeBody(Protocol):
     """What a kind of node says about itself. Nothing here imports vLLM before the last two."""
 
-    def served_model(self, config: NodeConfig) -> str:
-        """What clients ask for."""
+    def served_names(self, config: NodeConfig) -> tuple[str, ...]:
+        """What clients may ask for; the first is the model's name."""
         ...
 
     def asked_multiplier(self, config: NodeConfig, policy: HotPolicy) -> float:
@@ -67,9 +67,9 @@ def body_of(kind: NodeKind) -> NodeBody:
     )
 
 
-def served_model(config: NodeConfig, kind: NodeKind) -> str:
-    """What clients ask the node for."""
-    return body_of(kind).served_model(config)
+def served_names(config: NodeConfig, kind: NodeKind) -> tuple[str, ...]:
+    """What clients may ask the node for; the first is the model's name."""
+    return body_of(kind).served_names(config)
 
 
 def asked_multiplier(config: NodeConfig, kind: NodeKind, policy: HotPolicy) -> float:

@@ -252,7 +252,7 @@ class CanaryReport(_Message):
 class AdmissionCommand(_Message):
     order: AdmissionOrder = "arrival"
     ageing_s: float = Field(default=30.0, gt=0)
-    oldest_share: float = Field(default=0.1, ge=0, le=1)
+    oldest_share: float = Field(default=0.2, ge=0, le=1)
     """Of the starts while held prefixes go first, for the call that has waited longest."""
     max_running: int | None = Field(default=None, ge=1)
 

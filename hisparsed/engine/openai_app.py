@@ -6,10 +6,10 @@ The one place that knows how vLLM assembles its API; the daemon serves the resul
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from copy import copy
 from importlib import import_module
 from typing import Any, Final
-
-from hisparsed.engine.compat.app_arguments import load_arguments, make_arg_parser
 
 _OFF: Final = {"VLLM_SERVER_DEV_MODE": "0", "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "false"}
 """vLLM's switches for developers: calls that no client may make, and a log of every answer, which
@@ -20,37 +20,27 @@ def preload() -> None:
     """Import what ``build_openai_app`` needs: takes seconds, so not on an event loop."""
     import_module("vllm.entrypoints.launchers.api_server.app_state")
     import_module("vllm.entrypoints.launchers.app")
-    load_arguments()
 
 
-async def build_openai_app(llm: Any, *, api_keys: list[str]) -> Any:
+async def build_openai_app(
+    llm: Any, arguments: Any, *, api_keys: list[str], served_names: Sequence[str]
+) -> Any:
     """The FastAPI application with its state. ``llm`` is an ``AsyncLLM``.
 
-    ``api_keys`` are required of clients when not empty. Prompt token details are on: they
-    carry the prefix hits that operators and the replay look at.
+    ``arguments`` are ``frontend_arguments``'. ``api_keys`` are required of clients when not empty.
+    Clients may ask for any of ``served_names``; answers and metrics have the first.
     """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     os.environ.update(_OFF)
-    model_config = llm.model_config
-    arguments = [
-        "--model",
-        model_config.model,
-        "--served-model-name",
-        _served_name(model_config),
-        "--enable-prompt-tokens-details",
-        "--disable-uvicorn-access-log",
-    ]
-    args = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+    args = copy(arguments)
+    args.model = llm.model_config.model
+    args.served_model_name = list(served_names)
+    # The engine's, so that engine and application read reasoning with the same parser.
+    args.structured_outputs_config = llm.vllm_config.structured_outputs_config
     args.api_key = api_keys or None
     tasks = await llm.get_supported_tasks()
-    app = build_app(args, tasks, model_config)
+    app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)
     return app
-
-
-def _served_name(model_config: Any) -> str:
-    name = model_config.served_model_name
-    return str(name[0] if isinstance(name, list) else name)

@@ -64,9 +64,8 @@ EXPERIMENTS = (
     ),
     Experiment(
         "split",
-        (ADAPTIVE, *_fixed(75, 80, 85, 90, 94, 95, 96, 97)),
-        ("--trace", _AGENTS, *_users(96), *_SHORT),
-        2,
+        (ADAPTIVE, *_fixed(75, 90, 95, 97)),
+        ("--trace", _AGENTS, *_users(128), "--for", "20m", "--warmup", "8m"),
         oracle=True,
     ),
     Experiment("hot", _HOT, (*_OPENHANDS, *_users(16, 32, 48), *_SPREAD), 2),

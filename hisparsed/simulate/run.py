@@ -179,7 +179,8 @@ def _lease_rows(scenario: Scenario, policy: PolicyChoice) -> int:
             f"{_max_model_len(scenario)} tokens with {least} hot rows; use a larger scale or a "
             "smaller --max-model-len"
         )
-    return min(wanted, most, MOST_LEASE_ROWS)
+    # vLLM takes no less than the worst step, though with scratch a lease may be smaller.
+    return max(least, min(wanted, most, MOST_LEASE_ROWS))
 
 
 def _stock_sizes(scenario: Scenario, policy: PolicyChoice) -> tuple[int, int]:

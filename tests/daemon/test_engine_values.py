@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from hisparsed.config.kind import NodeKind
 from hisparsed.config.node import NodeConfig
 from hisparsed.daemon.engine_record import FILE_NAME, EngineRecord
-from hisparsed.daemon.engine_values import DAEMON_KEYS, EngineValues, restored
+from hisparsed.daemon.engine_values import DAEMON_KEYS, EngineValues, multiplier_key, restored
 
 
 def config(**changes: Any) -> NodeConfig:
@@ -30,6 +31,7 @@ def test_every_key_of_the_document_is_the_engine_s_or_the_daemon_s() -> None:
         ({"host_budget": "32MiB"}, "host_budget"),
         ({"reference": {"gpu_blocks": 700}}, "reference.gpu_blocks"),
         ({"engine_args": {"seed": 3}}, "engine_args"),
+        ({"frontend_args": {"response_role": "model"}}, "frontend_args"),
     ],
 )
 def test_what_the_engine_is_started_with_is_a_change(changes: dict[str, Any], key: str) -> None:
@@ -47,6 +49,23 @@ def test_a_larger_hot_buffer_is_a_change() -> None:
     (change,) = values(5.0).changes_from(values(4.0))
     assert (change.key, change.running, change.wanted) == ("hot.max", "4", "5")
     assert values(5.0).digest() != values(4.0).digest()
+
+
+@pytest.mark.parametrize(
+    ("kind", "kernels", "key"),
+    [
+        ("cuda", "vllm", "hot.start"),
+        ("cuda", "hisparsed", "hot.max"),
+        ("reference", "vllm", "hot.max"),
+    ],
+)
+def test_the_pending_key_is_the_one_that_the_node_sizes_hot_buffers_by(
+    kind: NodeKind, kernels: str, key: str
+) -> None:
+    document = config(node="auto", model="m", cuda={"kernels": kernels})
+    wanted = EngineValues(document, 5.0, multiplier_key(document, kind)).within(document)
+    (change,) = wanted.changes_from(EngineValues(document, 4.0))
+    assert (change.key, change.running, change.wanted) == (key, "4", "5")
 
 
 @pytest.mark.parametrize(

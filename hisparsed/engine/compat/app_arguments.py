@@ -1,4 +1,4 @@
-"""The options of vLLM's OpenAI application: in another module since 0.33."""
+"""The arguments of vLLM's OpenAI application: in another module since 0.33."""
 
 from __future__ import annotations
 

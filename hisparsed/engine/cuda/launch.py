@@ -41,10 +41,12 @@ def decode_query_len(config: NodeConfig) -> int:
     return 1 + config.cuda.speculative_tokens
 
 
-def served_model(config: NodeConfig) -> str:
-    """What clients ask for: the first of ``served_model_name``, else the model."""
-    name = config.engine_args.get("served_model_name") or config.model
-    return str(name[0] if isinstance(name, list) else name)
+def served_names(config: NodeConfig) -> tuple[str, ...]:
+    """What clients may ask for: every ``served_model_name``, else the model."""
+    if config.model == tiny_model.NAME:
+        return (tiny_model.NAME,)
+    names = config.engine_args.get("served_model_name") or config.model
+    return tuple(str(name) for name in (names if isinstance(names, list) else [names]))
 
 
 def asked_multiplier(config: NodeConfig, policy: HotPolicy) -> float:

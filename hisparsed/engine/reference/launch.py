@@ -46,9 +46,9 @@ def decode_query_len(config: NodeConfig) -> int:
     return 1 + config.reference.speculative_tokens
 
 
-def served_model(config: NodeConfig) -> str:  # noqa: ARG001 (every body is asked)
+def served_names(config: NodeConfig) -> tuple[str, ...]:  # noqa: ARG001 (every body is asked)
     """What clients ask for."""
-    return SERVED_MODEL_NAME
+    return (SERVED_MODEL_NAME,)
 
 
 def asked_multiplier(config: NodeConfig, policy: HotPolicy) -> float:

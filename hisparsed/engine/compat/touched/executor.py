@@ -199,6 +199,6 @@ TOUCHED = (
         ),
         why="the model's top-k, length and name",
         breaks="the engine does not start",
-        uses=reads("hf_config", "max_model_len", "model", "served_model_name"),
+        uses=reads("hf_config", "max_model_len", "model"),
     ),
 )

@@ -1,0 +1,95 @@
+"""Which arguments of vLLM's OpenAI application an operator may set, and the files that they name.
+
+`frontend_args` of the node's document, by vLLM's own Python names. Knows only names that are the
+daemon's own; what vLLM has no argument for is found at start, once vLLM can be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+_LISTEN: Final = "set api.host or api.port"
+_TLS: Final = "the daemon speaks plain HTTP; end TLS in a proxy in front of it"
+_LIMITS: Final = "set api.limits; the daemon reads HTTP itself"
+_LOGS: Final = "set log.level and log.format"
+_PRIVATE: Final = "the daemon's log keeps no prompts and no answers; leave it out"
+_ONE_ENGINE: Final = "one daemon runs one engine; leave it out"
+_ENGINE: Final = "it is an argument of the engine; write it under engine_args"
+OWNED_FRONTEND_ARGS: Final = {
+    "host": _LISTEN,
+    "port": _LISTEN,
+    "uds": _LISTEN,
+    "grpc_port": "the daemon serves HTTP only; leave it out",
+    "api_key": "set api.api_key_file",
+    **dict.fromkeys(
+        (
+            "ssl_keyfile",
+            "ssl_certfile",
+            "ssl_ca_certs",
+            "ssl_cert_reqs",
+            "ssl_ciphers",
+            "enable_ssl_refresh",
+        ),
+        _TLS,
+    ),
+    "root_path": "let the proxy take its prefix off; the daemon serves a list of paths",
+    "middleware": "clients pass the daemon's own gate; put a proxy in front of it",
+    "h11_max_incomplete_event_size": _LIMITS,
+    "h11_max_header_count": _LIMITS,
+    "uvicorn_log_level": _LOGS,
+    "disable_uvicorn_access_log": _LOGS,
+    "disable_access_log_for_endpoints": _LOGS,
+    "log_config_file": _LOGS,
+    "log_error_stack": _PRIVATE,
+    "enable_log_outputs": _PRIVATE,
+    "enable_log_deltas": _PRIVATE,
+    "max_log_len": _PRIVATE,
+    "tokens_only": "the node serves the OpenAI API; leave it out",
+    "enable_tokenizer_info_endpoint": "the daemon does not serve that path; leave it out",
+    **dict.fromkeys(
+        (
+            "data_parallel_supervisor_port",
+            "dp_supervisor_probe_interval_s",
+            "dp_supervisor_probe_timeout_s",
+            "dp_supervisor_probe_failure_threshold",
+        ),
+        _ONE_ENGINE,
+    ),
+    **dict.fromkeys(("served_model_name", "reasoning_parser", "reasoning_parser_plugin"), _ENGINE),
+}
+"""Arguments of the application that the daemon sets or has in another place, each with what to
+do instead."""
+
+_FILES: Final = ("chat_template", "tool_parser_plugin")
+_TEMPLATE_SIGNS: Final = frozenset("{}\n")
+"""vLLM takes a chat template with any of these for the template itself."""
+
+
+def in_folder(arguments: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """``arguments`` with the files that they name absolute; relative ones start at ``folder``."""
+    return {**arguments, **{name: str(folder / file) for name, file in _files(arguments)}}
+
+
+def file_problems(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Names whose file cannot be read, each with what is wrong and what would be right."""
+    for name, file in _files(arguments):
+        try:
+            Path(file).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            hint = "name a file that the daemon may read"
+            if name == "chat_template":
+                hint += ", or write the template itself"
+            yield name, f"{file} cannot be read: {why}", hint
+
+
+def _files(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in _FILES:
+        value = arguments.get(name)
+        if not isinstance(value, str) or not value or _TEMPLATE_SIGNS & set(value):
+            continue
+        # A plugin may also be a module that is installed.
+        if name == "chat_template" or "/" in value or value.endswith(".py"):
+            yield name, value
