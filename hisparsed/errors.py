@@ -6,4 +6,11 @@ class UserError(Exception):
 
 
 class EngineStartError(UserError):
-    """An engine whose settings were accepted did not start; the same may work another time."""
+    """An engine whose settings were accepted did not start; the same may work another time.
+
+    ``why`` is the reason alone, for those who say themselves that it did not start.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the engine did not start: {why}")
+        self.why = why

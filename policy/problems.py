@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 KeyPath = tuple[str | int, ...]
 
 _SHOWN_CHARACTERS = 60
+_LINE_CHARACTERS = 100
 
 
 def shown(value: object) -> str:
@@ -93,9 +94,17 @@ class ConfigError(Exception):
         for problem in self.problems:
             blocks.append(str(problem))
             if 0 < problem.line <= len(lines):
-                source = lines[problem.line - 1].expandtabs(1)
+                source, column = _around(lines[problem.line - 1].expandtabs(1), problem.column)
                 number = str(problem.line)
-                mark = " " * (problem.column - 1) + "^"
+                mark = " " * (column - 1) + "^"
                 blocks.append(f"  {number} | {source}")
                 blocks.append(f"  {' ' * len(number)} | {mark}")
         return "\n".join(blocks)
+
+
+def _around(line: str, column: int) -> tuple[str, int]:
+    """A long line cut to what is around ``column``, and where that is then."""
+    start = max(0, min(column - 1 - _LINE_CHARACTERS // 2, len(line) - _LINE_CHARACTERS))
+    end = start + _LINE_CHARACTERS
+    before, after = "..." if start else "", "..." if end < len(line) else ""
+    return f"{before}{line[start:end]}{after}", column - start + len(before)

@@ -3,18 +3,21 @@
 Knows pydantic's error types and how its locations relate to what was written. Not for validating.
 """
 
+import contextlib
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from hisparsed.policy.problems import KeyPath, Problem, shown
+from hisparsed.policy.units import format_bytes, format_duration, parse_bytes, parse_duration
 from hisparsed.policy.yaml_tree import Position, Tree
 
 _MISSING: Final = "missing"
@@ -158,10 +161,22 @@ def _type_words(words: Words) -> Callable[[str, Mapping[str, Any]], Words]:
 
 def _bound_words(what: str, right: str) -> Callable[[str, Mapping[str, Any]], Words]:
     def words(value: str, context: Mapping[str, Any]) -> Words:
-        bounds = {name: f"{bound:g}" for name, bound in context.items()}
+        bounds = {name: _as_written(value, bound) for name, bound in context.items()}
         return f"{value} is {what}", f"write {right.format(**bounds)}"
 
     return words
+
+
+def _as_written(value: str, bound: float) -> str:
+    """``bound`` in the kind of unit that ``value`` has."""
+    if bound and value.startswith('"'):
+        with contextlib.suppress(ValueError):
+            parse_duration(json.loads(value))
+            return format_duration(bound)
+        with contextlib.suppress(ValueError):
+            parse_bytes(json.loads(value))
+            return format_bytes(int(bound))
+    return f"{bound:g}"
 
 
 def _length_words(value: str, context: Mapping[str, Any]) -> Words:
@@ -202,9 +217,13 @@ def _nearest(key: str, known: list[str]) -> str:
 
 
 def _description(model: type[BaseModel], key: KeyPath) -> str:
-    for candidate in _models_at(model, key[:-1]):
+    candidates = _models_at(model, key[:-1])
+    for candidate in candidates:
         field = _fields(candidate).get(key[-1])
         if field is not None:
+            only = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+            if len(only) == 1 and len(candidates) == 1:
+                return f"add {key[-1]}: {only[0]}"
             described = f": {field.description}" if field.description else ""
             return f"add {key[-1]}{described}"
     return f"add {key[-1]}"

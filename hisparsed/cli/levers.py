@@ -59,9 +59,15 @@ def _post(path: str, levers: list[str] | None, socket: Path | None, **more: Any)
 
 
 def _print(answer: dict[str, Any], as_json: bool) -> None:
+    from hisparsed.policy.reasons import Lever
+
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
         return
-    modes = ", ".join(f"{lever} {mode}" for lever, mode in answer["overridden"].items())
+    modes = ", ".join(
+        f"{lever.value} {answer['overridden'][lever.value]}"
+        for lever in Lever
+        if lever.value in answer["overridden"]
+    )
     typer.echo(f"frozen      {', '.join(answer['frozen']) or 'nothing'}")
     typer.echo(f"modes set   {modes or 'none'}")

@@ -34,6 +34,11 @@ def top(
     from hisparsed.tui.errors import ViewError
     from hisparsed.tui.options import make_options
 
+    if journal is not None and (once or as_json):
+        what = "--once" if once else "--json"
+        raise UserError(
+            f"{what}: prints a live node, not --journal; see `hisparsed explain --journal`"
+        )
     try:
         options = make_options(
             node or [],

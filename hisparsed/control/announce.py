@@ -26,6 +26,7 @@ _WARN = frozenset(
         EventKind.STATE_NOT_KEPT,
         EventKind.JOURNAL_SET_ASIDE,
         EventKind.CLOCK_SET,
+        EventKind.GPU_THROTTLED,
     }
 )
 _ERROR = frozenset(
@@ -36,6 +37,7 @@ _ERROR = frozenset(
         EventKind.LEDGER_VIOLATION,
         EventKind.CANARY_MISMATCH,
         EventKind.STALLED,
+        EventKind.GPU_LOST,
     }
 )
 

@@ -138,9 +138,9 @@ a ratio is 1 for the whole. A reading that is not known yet is left out. This pa
 
 The gate in front of the OpenAI API adds `hisparsed_open_requests`, `hisparsed_held_requests`
 (gauges), `hisparsed_requests_held_total` and `hisparsed_refused_requests_total` (counters; label
-`reason`: `draining`, `engine`, `session-limit`, `max-context` or `body-size`). Its listener adds
-`hisparsed_open_connections` (gauge) and `hisparsed_cut_connections_total` (counter; label `reason`:
-{cuts}).
+`reason`: `draining`, `engine`, `session-limit`, `max-context`, `body-size` or `answers`). Its
+listener adds `hisparsed_open_connections` (gauge) and `hisparsed_cut_connections_total` (counter;
+label `reason`: {cuts}).
 
 The daemon's own counters go on over restarts of the engine. What an engine counts (vLLM's series,
 and those of pools, rows, requests, tokens, ticks and the canary) begins at 0 with each engine, as

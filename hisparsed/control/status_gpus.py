@@ -24,6 +24,8 @@ class GpuCard(_Part):
     pcie_rx_bytes_per_s: float | None
     """Into the GPU."""
     pcie_tx_bytes_per_s: float | None
+    pcie_link_bytes_per_s: float | None = None
+    """What the link carries one way, before packet headers."""
     slowed_by: list[str] | None
     """Why its clocks are held down: power-cap, hardware-slowdown, thermal-software,
     thermal-hardware, power-brake; empty at full speed."""

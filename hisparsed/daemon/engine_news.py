@@ -76,9 +76,9 @@ class EngineNews:
     def cleared(self, end: EngineEnd, wait_s: float | None) -> None:
         """An engine that ended unasked is gone; the next is started in ``wait_s``."""
         how = "; ".join(end.processes) or "it had no process left"
-        kept = f" Evidence: {end.evidence}." if end.evidence else ""
+        kept = f"Evidence: {end.evidence}" if end.evidence else "The evidence could not be written"
         then = f" The engine is started in {_rounded(wait_s)}." if wait_s is not None else ""
-        self._tell(EventKind.ENGINE_RESTARTING, f"Taken down: {how}.{kept}{then}")
+        self._tell(EventKind.ENGINE_RESTARTING, f"Taken down: {how}. {kept}.{then}")
 
     def start_failed(self, why: str, wait_s: float | None) -> None:
         then = f" It is tried again in {_rounded(wait_s)}." if wait_s is not None else ""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from hisparsed.daemon.answer_count import MAX_ANSWERS, answers_asked
 from hisparsed.daemon.prompt_prefix import prompt_marks
 from hisparsed.daemon.prompt_size import least_tokens
 from hisparsed.daemon.refusal import Message, Refusal, Send, answer, refuse
@@ -50,6 +51,7 @@ class GateCounters:
     refused_draining: int = 0
     refused_session: int = 0
     refused_size: int = 0
+    refused_answers: int = 0
     refused_engine: int = 0
     """There was no engine, or it was about to be restarted."""
 
@@ -178,6 +180,12 @@ class Gate:
         too_long = self._too_long(body)
         if too_long is not None:
             await refuse(send, Refusal(400, "BadRequestError", too_long))
+            return
+        answers = answers_asked(body)
+        if answers > MAX_ANSWERS:
+            self.counters.refused_answers += 1
+            text = f"the call asks for {answers} answers (prompts times n), and {MAX_ANSWERS} are "
+            await refuse(send, Refusal(400, "BadRequestError", f"{text}the most; send several"))
             return
         headers = dict(scope["headers"])
         header = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)

@@ -1,15 +1,18 @@
-"""The GPUs of a CUDA node in its status, for as long as the daemon lives."""
+"""The GPUs of a CUDA node in its status and its events, for as long as the daemon lives."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
 from collections.abc import Iterator
 
 from hisparsed.config.kind import NodeKind
+from hisparsed.control.announce import Announcer
 from hisparsed.control.board import Board
-from hisparsed.engine.cuda.gpu_watch import GpuWatch
+from hisparsed.control.gpu_events import GpuEvents
+from hisparsed.engine.cuda.gpu_watch import EVERY_S, GpuWatch
 from hisparsed.engine.cuda.nvml import GpuReader, nvidia_library
 
 
@@ -27,3 +30,16 @@ def watched_gpus(kind: NodeKind, board: Board) -> Iterator[None]:
         yield
     finally:
         watch.stop()
+
+
+async def tell_of_gpus(board: Board, announcer: Announcer, *, every_s: float = EVERY_S) -> None:
+    """Until cancelled, also while no engine runs: a lost GPU is what ends one. Returns at once
+    where no GPUs are watched."""
+    read = board.gpus
+    if read is None:
+        return
+    events = GpuEvents()
+    while True:
+        for kind, sentence in events.news(read(), time.monotonic()):
+            announcer.event(kind, sentence)
+        await asyncio.sleep(every_s)

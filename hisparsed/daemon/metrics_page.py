@@ -38,6 +38,7 @@ class GateCollector(Collector):
         refused.add_metric(("engine",), self._gate.counters.refused_engine)
         refused.add_metric(("session-limit",), self._gate.counters.refused_session)
         refused.add_metric(("body-size",), self._gate.counters.refused_size)
+        refused.add_metric(("answers",), self._gate.counters.refused_answers)
         refused.add_metric(("max-context",), self._context.refused)
         yield refused
         yield GaugeMetricFamily(

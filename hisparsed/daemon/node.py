@@ -30,7 +30,7 @@ from hisparsed.daemon.engine_record import EngineRecord
 from hisparsed.daemon.engine_slot import EngineSlot
 from hisparsed.daemon.engine_values import EngineValues, multiplier_key
 from hisparsed.daemon.gate import Gate
-from hisparsed.daemon.gpus import watched_gpus
+from hisparsed.daemon.gpus import tell_of_gpus, watched_gpus
 from hisparsed.daemon.listen import bind_tcp, make_state_dir, state_lock
 from hisparsed.daemon.logs import watched_logs
 from hisparsed.daemon.metrics_page import (
@@ -240,12 +240,16 @@ class RunningNode:
             asyncio.create_task(server.serve(sockets=[listener])) for server, listener in servers
         ]
         supervising = asyncio.create_task(self._supervisor.run())
-        watching = asyncio.create_task(watch_files(self._parts.watched))
+        watching = [
+            asyncio.create_task(watch_files(self._parts.watched)),
+            asyncio.create_task(tell_of_gpus(self._parts.board, self._parts.announcer)),
+        ]
         try:
             return await self._until_ended(supervising, serving)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
             for server, _ in servers:
                 server.should_exit = True
             _, hanging = await asyncio.wait(serving, timeout=_SERVER_STOP_S)

@@ -309,7 +309,8 @@ class Supervisor:
             self._error = error
             if self.ever_served:
                 log.debug("The engine did not start.", exc_info=True)
-            why = (str(error) or type(error).__name__).rstrip(".")
+            told = error.why if isinstance(error, EngineStartError) else str(error)
+            why = (told or type(error).__name__).rstrip(".")
             refused = isinstance(error, UserError) and not isinstance(error, EngineStartError)
             self._last_end = EngineEnd(at_unix_s=time.time(), why=f"it did not start: {why}")
             self._life = None

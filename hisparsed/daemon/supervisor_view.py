@@ -65,7 +65,7 @@ def _sentence(state: Supervision, limits: SupervisionConfig, now_s: float, why: 
         case Phase.STARTING:
             return f"the engine has been starting for {since}{after}"
         case Phase.SERVING:
-            return f"the engine serves since {since}"
+            return f"the engine has served for {since}"
         case Phase.DRAINING:
             what = "the daemon stops" if state.stopping else "the engine is restarted"
             return f"open calls end, for {since} now, before {what}"

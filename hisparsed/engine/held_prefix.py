@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.kv_offload.base import make_offload_key
+
+from hisparsed.engine.remembered import RememberedPrefix
 
 PASS_BLOCKS = 2_048
 """Blocks that one pass probes, give or take one call: a few milliseconds."""
@@ -45,6 +47,7 @@ class HeldPrefix:
         self._block_tokens = block_tokens
         self._fresh_for_s = fresh_for_s
         self._found: dict[str, tuple[float, int]] = {}
+        self._known: dict[str, _Known] = {}
 
     def look(self, requests: Sequence[Any], now_s: float) -> None:
         """Bring what is known of ``requests``, in starting order, up to date.
@@ -63,8 +66,8 @@ class HeldPrefix:
         for request in (*heads, *others):
             if left <= 0:
                 return
-            held = self._held_blocks(request)
-            left -= held + 1
+            held, probed = self._held_blocks(request)
+            left -= probed + 1
             self._found[request.request_id] = (now_s, held * self._block_tokens)
 
     def tokens(self, request_id: str) -> int:
@@ -74,28 +77,45 @@ class HeldPrefix:
 
     def forget(self, request_id: str) -> None:
         self._found.pop(request_id, None)
+        self._known.pop(request_id, None)
 
     def _looked_at_s(self, request_id: str) -> float:
         return self._found.get(request_id, (-math.inf, 0))[0]
 
-    def _held_blocks(self, request: Any) -> int:
+    def _held_blocks(self, request: Any) -> tuple[int, int]:
+        """Blocks held in both, and blocks of indexer KV that were looked at for it."""
         # The last token is always computed.
         usable = (int(request.num_tokens) - 1) // self._block_tokens
-        # Fetched anew each time: a reset of the cache replaces vLLM's tables.
-        source = self._source_pool.cached_block_hash_to_block
-        indexer = self._indexer_pool.cached_block_hash_to_block
-        on_gpu, held = True, 0
-        for block_hash in request.block_hashes[:usable]:
-            key = make_block_hash_with_group_id(block_hash, self._source_group)
-            if source.get_one_block(key) is None:
+        hashes = request.block_hashes
+        usable = min(usable, len(hashes))
+        known = self._known.get(request.request_id)
+        if known is None or known.source.hashes is not hashes:
+            known = self._known[request.request_id] = _Known(
+                RememberedPrefix(hashes, self._source_group),
+                RememberedPrefix(hashes, self._indexer_group),
+            )
+        # Tables are fetched anew each time: a reset of the cache replaces vLLM's.
+        indexed = len(known.indexer.walk(self._indexer_pool.cached_block_hash_to_block, usable))
+        while indexed < usable:
+            # As vLLM: the offload pool goes on where the GPU ends.
+            chunk = self._chunks.get(known.chunk_key(indexed, self._indexer_group))
+            if chunk is None or not chunk.is_ready:
                 break
-            if on_gpu:
-                key = make_block_hash_with_group_id(block_hash, self._indexer_group)
-                on_gpu = indexer.get_one_block(key) is not None
-            if not on_gpu:
-                # As vLLM: the offload pool goes on where the GPU ends.
-                chunk = self._chunks.get(make_offload_key(block_hash, self._indexer_group))
-                if chunk is None or not chunk.is_ready:
-                    break
-            held += 1
-        return held
+            indexed += 1
+        held = known.source.walk(self._source_pool.cached_block_hash_to_block, indexed)
+        return len(held), indexed
+
+
+@dataclass
+class _Known:
+    """What was found of one call, and the names of its chunks."""
+
+    source: RememberedPrefix
+    indexer: RememberedPrefix
+    chunk_keys: list[Any] = field(default_factory=list)
+
+    def chunk_key(self, index: int, group: int) -> Any:
+        while len(self.chunk_keys) <= index:
+            block_hash = self.source.hashes[len(self.chunk_keys)]
+            self.chunk_keys.append(make_offload_key(block_hash, group))
+        return self.chunk_keys[index]

@@ -103,6 +103,4 @@ def launch_engine(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) 
     try:
         return start_engine(vllm_config, body.llm_class())
     except Exception as error:
-        raise EngineStartError(
-            f"the engine did not start: {error}\nThe lines above, from vLLM, say why."
-        ) from error
+        raise EngineStartError(f"{error}\nThe lines above, from vLLM, say why.") from error

@@ -19,6 +19,8 @@ from hisparsed.operations.findings import Finding
 from hisparsed.operations.known_faults import load_known_faults
 from hisparsed.operations.leaks import remove_folder, sweep
 from hisparsed.operations.machine import Machine, read_machine
+from hisparsed.policy.document import load_document
+from hisparsed.policy.schema import Policy
 
 _ANY_MEMORY = 2**62
 """A budget beyond the machine's memory is a finding here, not a mistake of the document."""
@@ -32,8 +34,12 @@ class Visit:
 
 
 def visit(document: Path, probe: GpuProbe, *, fix: bool) -> Visit:
-    """Examine the machine for the node in ``document``; raises ``ConfigError`` for a bad one."""
+    """Examine the machine for the node in ``document``.
+
+    Raises ``ConfigError`` for a bad one, and for a bad policy, which would end a start too.
+    """
     config = load_node_config(document, memory_bytes=_ANY_MEMORY).value
+    load_document(config.policy, Policy)
     machine = read_machine(config)
     try:
         detected = detect_node_kind(config, probe)

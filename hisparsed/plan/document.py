@@ -112,6 +112,10 @@ def make_plan(
         raise UserError(
             f"--multiplier: {multiplier:g} is below 1; a hot buffer holds one step's top-k at least"
         )
+    if not math.isfinite(multiplier):
+        raise UserError(
+            f"--multiplier: {multiplier:g} is no number of hot rows; write one like 2.5"
+        )
     for context in contexts:
         if not 1 <= context <= node.model.max_model_len:
             raise UserError(

@@ -127,8 +127,8 @@ def _scenarios(options: SimulateOptions) -> list[Scenario]:
         think_scale=options.think_scale,
         offload_prompt_only=options.prompt_only,
     )
-    if options.load <= 0:
-        raise UserError(f"--load: {options.load:g} is not right; need more than 0")
+    if not 0 < options.load < math.inf:
+        raise UserError(f"--load: {options.load:g} is not right; need a number above 0")
     if scenario.scale > 1:
         raise UserError(f"--scale: {options.scale} is more than the whole node; need at most 1")
     traces = [_trace(name) for name in options.traces or [str(SHIPPED_TRACE)]]

@@ -63,6 +63,11 @@ EXPERIMENTS = (
         2,
     ),
     Experiment(
+        "late",
+        ("stock", ADAPTIVE),
+        ("--trace", _AGENTS, *_users(96, 128), "--for", "25m", "--warmup", "12m"),
+    ),
+    Experiment(
         "split",
         (ADAPTIVE, *_fixed(75, 90, 95, 97)),
         ("--trace", _AGENTS, *_users(128), "--for", "20m", "--warmup", "8m"),

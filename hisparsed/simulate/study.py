@@ -62,6 +62,8 @@ def with_table(document: str, name: str, table: str) -> str:
 
 def markdown(experiment: Experiment, results: Sequence[PolicyResult]) -> str:
     """The command and its figures."""
+    if not results:
+        return f"\n`{' '.join(['hisparsed', *experiment.command('TRACES')])}`: not run yet.\n\n"
     seeds = len({one.seed for one in results})
     chosen = ("--seeds", str(seeds)) if seeds > 1 else ()
     command = " ".join(["hisparsed", *experiment.command("TRACES", *chosen)])
@@ -105,10 +107,12 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path, help="folder for the results")
     parser.add_argument("--only", choices=[one.name for one in EXPERIMENTS], action="append")
     parser.add_argument("--seeds", type=int, default=sys.maxsize, help="at most so many of each")
+    parser.add_argument("--tables", action="store_true", help="run nothing, show what is there")
     parser.add_argument("document", nargs="?", type=Path, default=Path("docs/study.md"))
     given = parser.parse_args()
     chosen = [one for one in EXPERIMENTS if not given.only or one.name in given.only]
-    for seed in range(min(given.seeds, max(one.seeds for one in chosen))):
+    rounds = 0 if given.tables else min(given.seeds, max(one.seeds for one in chosen))
+    for seed in range(rounds):
         for experiment in chosen:
             if seed < experiment.seeds:
                 run(experiment, seed, given.traces, given.data)

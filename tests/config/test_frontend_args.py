@@ -31,9 +31,7 @@ def test_arguments_pass_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OWNED_FRONTEND_ARGS)
-def test_what_the_daemon_sets_is_refused_with_what_to_do_instead(
-    tmp_path: Path, name: str
-) -> None:
+def test_what_the_daemon_sets_is_refused_with_what_to_do_instead(tmp_path: Path, name: str) -> None:
     found = problem(tmp_path, f"  {name}: 1")
     assert (found.line, key_text(found.key)) == (3, f"frontend_args.{name}")
     assert found.hint == OWNED_FRONTEND_ARGS[name]

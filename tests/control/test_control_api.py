@@ -72,7 +72,10 @@ async def test_readiness_follows_the_lifecycle(node: Any, http: httpx.AsyncClien
     node.engine.report_trouble = [EngineGone("gone")]
     with pytest.raises(EngineGone):
         await node.loop.tick()
+    assert (await http.get("/healthz")).status_code == 200, "another engine may come"
+    node.board.lifecycle = Lifecycle.ENGINE_GONE
     assert refusal(await http.get("/healthz")) == (503, "engine_gone")
+    assert refusal(await http.get("/readyz")) == (503, "not_ready")
 
 
 async def test_decisions_are_filtered(node: Any, http: httpx.AsyncClient) -> None:

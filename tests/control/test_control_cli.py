@@ -57,6 +57,12 @@ async def test_the_status_page(served: Any) -> None:
     assert "ann froze split." in page
 
 
+async def test_modes_are_listed_in_the_order_of_the_levers(served: Any) -> None:
+    await command(served, "mode", "advise", "admission", "watermark")
+    result = await command(served, "mode", "off", "split")
+    assert "modes set   split off, admission advise, watermark advise" in result.stdout
+
+
 async def test_the_status_page_before_the_first_report(node: Any) -> None:
     page = status_page(node.board.status())
     assert "has not reported yet" in page

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from hisparsed.daemon.answer_count import MAX_ANSWERS
 from hisparsed.daemon.gate import MAX_BODY_BYTES, Gate
 from hisparsed.daemon.session_door import Queue, SessionDoor, SessionLimit
 from hisparsed.engine.context_limit import ContextLimit
@@ -283,6 +284,17 @@ async def test_a_body_beyond_the_limit_is_refused_before_it_is_read_whole(node: 
     assert answer.json()["error"]["type"] == "request_too_large"
     assert taken == 3
     assert node.gate.counters.refused_size == 1
+
+
+async def test_a_call_for_more_answers_than_others_can_wait_for_is_refused(node: Node) -> None:
+    most = {"prompt": ["a"] * 4, "n": MAX_ANSWERS // 4}
+    assert (await node.client.post("/v1/completions", json=most)).status_code == 200
+    more = {"prompt": ["a"] * 5, "n": MAX_ANSWERS // 4}
+    answer = await node.client.post("/v1/completions", json=more)
+    assert answer.status_code == 400
+    assert "asks for 1280 answers" in answer.json()["error"]["message"]
+    assert node.gate.counters.refused_answers == 1
+    assert node.gate.open_requests == 0
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/inference/v1/generate", "/generative_scoring"])

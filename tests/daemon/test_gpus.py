@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hisparsed.control.records import EventKind
 from hisparsed.daemon import gpus
 from hisparsed.engine.cuda.nvml import GpuReading
 
@@ -53,3 +55,34 @@ def test_other_nodes_ask_no_driver(made: list[OneGpu]) -> None:
     with gpus.watched_gpus("reference", board):
         assert board.gpus is None
     assert made == []
+
+
+class Told:
+    """Stands for ``Announcer``; ``first`` is set by the first event."""
+
+    def __init__(self) -> None:
+        self.kinds: list[EventKind] = []
+        self.first = asyncio.Event()
+
+    def event(self, kind: EventKind, sentence: str) -> None:
+        assert sentence
+        self.kinds.append(kind)
+        self.first.set()
+
+
+async def test_a_lost_gpu_is_an_event_without_any_tick(made: list[OneGpu]) -> None:
+    board: Any = SimpleNamespace(gpus=None)
+    announcer: Any = Told()
+    with gpus.watched_gpus("cuda", board):
+        telling = asyncio.create_task(gpus.tell_of_gpus(board, announcer, every_s=0.01))
+        await asyncio.wait_for(announcer.first.wait(), 10)
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+    assert announcer.kinds == [EventKind.GPU_LOST]
+
+
+async def test_without_gpus_there_is_nothing_to_tell() -> None:
+    board: Any = SimpleNamespace(gpus=None)
+    announcer: Any = Told()
+    await asyncio.wait_for(gpus.tell_of_gpus(board, announcer), 10)
+    assert announcer.kinds == []

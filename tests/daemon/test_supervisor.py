@@ -215,6 +215,20 @@ async def test_a_dead_engine_is_ended_kept_as_evidence_and_replaced(node: Node) 
     assert kept["processes"] == ["EngineCore (pid 7) was killed by SIGKILL"]
 
 
+async def test_evidence_that_cannot_be_written_is_told_and_stops_no_restart(
+    node: Node, tmp_path: Path
+) -> None:
+    first = await node.serving(1)
+    (tmp_path / "engine-ends").touch()
+    first.died.set_result(Died("the engine core has died"))
+    await node.serving(2)
+    status = node.supervisor.status()
+    assert status.last_exit is not None
+    assert status.last_exit.evidence is None
+    told = [event.sentence for event in node.parts.journal.recent_events(9)]
+    assert any("The evidence could not be written. The engine is started" in one for one in told)
+
+
 async def test_an_engine_that_hangs_is_killed(node: Node) -> None:
     first = await node.serving(1)
     first.died.set_result(Died("no report", hangs=True))
@@ -290,12 +304,12 @@ async def test_a_second_restart_is_refused_while_one_goes_on(node: Node) -> None
 
 
 @pytest.mark.parametrize(
-    ("failure", "tries"),
-    [(UserError("refused"), 1), (EngineStartError("no memory"), 2)],
+    ("failure", "tries", "why"),
+    [(UserError("refused"), 1, "refused"), (EngineStartError("no memory"), 2, "no memory")],
     ids=["refused at once", "tried twice"],
 )
 async def test_values_that_do_not_start_are_put_aside(
-    node: Node, tmp_path: Path, failure: Exception, tries: int
+    node: Node, tmp_path: Path, failure: Exception, tries: int, why: str
 ) -> None:
     await node.serving(1)
     node.document["host_budget"] = "32MiB"
@@ -305,10 +319,10 @@ async def test_values_that_do_not_start_are_put_aside(
     assert last.values.config.host_budget == 24 * 2**20
     status = node.supervisor.status()
     assert status.quarantined is not None
-    assert status.quarantined.error == str(failure)
+    assert status.quarantined.error == why
     aside = EngineRecord(tmp_path).put_aside
     assert aside is not None
-    assert aside.error == str(failure)
+    assert aside.error == why
     assert [one.wanted for one in status.quarantined.changes] == ["32MiB"]
     assert EventKind.ENGINE_QUARANTINED in node.kinds()
 

@@ -24,9 +24,21 @@ class Table:
         self.held: set[Any] = set()
         self.asked = 0
 
-    def get_one_block(self, key: Any) -> object | None:
+    def get_one_block(self, key: Any) -> CachedBlock | None:
         self.asked += 1
-        return self if key in self.held else None
+        return CachedBlock(self, key) if key in self.held else None
+
+
+@dataclass
+class CachedBlock:
+    """A block knows its hash until it is evicted, as vLLM's does."""
+
+    table: Table
+    key: Any
+
+    @property
+    def block_hash(self) -> Any:
+        return self.key if self.key in self.table.held else None
 
 
 @dataclass
@@ -132,6 +144,27 @@ def test_calls_at_the_head_of_the_queue_are_always_up_to_date(caches: Caches) ->
     caches.source.held.clear()
     caches.held.look(waiting, now_s=10.0)
     assert [caches.held.tokens(one.request_id) for one in waiting[:4]] == [0] * 4
+
+
+def test_what_is_still_held_is_not_asked_for_again(caches: Caches) -> None:
+    one = call(blocks=10)
+    caches.hold(one, source=10, indexer=10)
+    assert caches.tokens(one, now_s=0.0) == 10 * BLOCK
+    asked = caches.source.asked
+    assert caches.tokens(one, now_s=1.0) == 10 * BLOCK
+    assert caches.source.asked == asked
+
+
+def test_what_was_lost_in_between_ends_the_prefix(caches: Caches) -> None:
+    one = call(blocks=10)
+    caches.hold(one, source=10, indexer=10)
+    caches.tokens(one, now_s=0.0)
+    caches.source.held.remove(make_block_hash_with_group_id(one.block_hashes[3], SOURCE))
+    assert caches.tokens(one, now_s=1.0) == 3 * BLOCK
+    caches.indexer.held.remove(make_block_hash_with_group_id(one.block_hashes[1], INDEXER))
+    assert caches.tokens(one, now_s=2.0) == 1 * BLOCK
+    caches.hold(one, source=10, indexer=10)
+    assert caches.tokens(one, now_s=3.0) == 10 * BLOCK
 
 
 def test_a_call_that_ended_is_forgotten(caches: Caches) -> None:

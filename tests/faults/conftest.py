@@ -1,10 +1,10 @@
-"""The real listener of the OpenAI side around a scripted application, and clients of raw bytes."""
+"""A real listener around a scripted application, clients of raw bytes, and a real small disk."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "control"))
 
 from edge import Edge
+from state_node import RealDisk
 
 
 @pytest.fixture
@@ -37,3 +38,12 @@ def _tasks_do_not_fail_unseen() -> Any:
 async def _loop_reports(_tasks_do_not_fail_unseen: list[dict[str, Any]]) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: _tasks_do_not_fail_unseen.append(context))
+
+
+@pytest.fixture
+def real_disk(tmp_path: Path) -> Iterator[RealDisk]:
+    disk = RealDisk(tmp_path / "disk")
+    if not disk.mount():
+        pytest.skip("this machine lets us mount nothing")
+    yield disk
+    disk.unmount()

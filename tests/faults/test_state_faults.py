@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,6 @@ from hisparsed.control.policy_news import restore_overrides
 from hisparsed.control.targets import FILE_NAME as TARGETS
 from hisparsed.control.targets import TargetFile, Targets
 from hisparsed.daemon import engine_evidence
-
-
-@pytest.fixture
-def real_disk(tmp_path: Path) -> Iterator[RealDisk]:
-    disk = RealDisk(tmp_path / "disk")
-    if not disk.mount():
-        pytest.skip("this machine lets us mount nothing")
-    yield disk
-    disk.unmount()
 
 
 @pytest.fixture(params=["a full file system", "a limit on file sizes"])

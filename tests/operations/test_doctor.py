@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from hisparsed.operations import doctor as doctor_module
 from hisparsed.operations import machine as machine_module
 from hisparsed.operations.doctor import visit
 from hisparsed.operations.findings import Finding
+from hisparsed.policy.document import ConfigError
 
 
 @pytest.fixture
@@ -38,8 +40,10 @@ def document(tmp_path: Path, free_port: int) -> Path:
         "metrics": {"port": free_port},
         "control_socket": str(tmp_path / "control.sock"),
         "state_dir": str(tmp_path / "state"),
+        "policy": "policy.yaml",
     }
     path.write_text(yaml.safe_dump(text))
+    (tmp_path / "policy.yaml").write_text("version: 1\n")
     return path
 
 
@@ -62,6 +66,23 @@ def test_it_takes_nothing_and_makes_nothing(document: Path) -> None:
     assert sorted(document.parent.rglob("*")) == before
     assert found["ports"].severity is Severity.OK
     assert found["daemon"].severity is Severity.OK
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "there is no such file"),
+        ("version: 1\nmode: of\n", 'policy.yaml:2: mode: "of" is not one of act, advise, off'),
+    ],
+    ids=["missing", "mistaken"],
+)
+def test_a_policy_that_would_end_the_start_is_told(
+    document: Path, tmp_path: Path, text: str | None, says: str
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.unlink() if text is None else policy.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        visit(document, list, fix=False)
 
 
 def test_a_leak_is_told_and_swept_on_request(document: Path, shm: Path) -> None:

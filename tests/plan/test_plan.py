@@ -124,6 +124,9 @@ def test_json_has_one_object_a_context_in_the_order_asked() -> None:
 def test_a_wrong_question_names_option_and_value(h200: NodeDescription) -> None:
     with pytest.raises(UserError, match=r"--multiplier: 0\.5"):
         make_plan(h200, [8_192], multiplier=0.5, host_budget=1 << 40)
+    for value in ("nan", "inf"):
+        with pytest.raises(UserError, match=f"--multiplier: {value}"):
+            plan_of(h200, float(value))
     with pytest.raises(UserError, match="--context: 2000000"):
         make_plan(h200, [2_000_000], multiplier=2, host_budget=1 << 40)
     with pytest.raises(UserError, match=f"'9xh200'.*{NODE}"):

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hisparsed.policy.document import ConfigError, Problem, load_document, parse_document, refuse
-from hisparsed.policy.units import ByteSize, Fraction
+from hisparsed.policy.units import ByteSize, Duration, Fraction
 from hisparsed.policy.yaml_tree import read_scalar, read_tree
 
 GOOD = """\
@@ -261,6 +261,32 @@ def test_render_shows_the_line() -> None:
         "    |            ^"
     )
     assert str(caught.value) == caught.value.render().splitlines()[0]
+
+
+@pytest.mark.parametrize("pools_before", [0, 10, 900])
+def test_of_a_long_line_only_what_is_around_the_place_is_shown(pools_before: int) -> None:
+    before = "".join(f"p{number}: {{}}, " for number in range(pools_before))
+    line = f"pools: {{{before}bad: {{share: 200%}}}} # {'x' * 5000}"
+    with pytest.raises(ConfigError) as caught:
+        parse_document(line, "f", Document)
+    _, source, mark = caught.value.render().splitlines()
+    assert len(source) < 120
+    assert source[mark.index("^") :].startswith("200%")
+
+
+def test_bounds_are_told_in_the_unit_that_was_written() -> None:
+    class Timed(Strict):
+        version: Literal[1]
+        tick: Annotated[Duration, Field(ge=0.05)] = 1.0
+        size: Annotated[ByteSize, Field(ge=2**20)] = 2**30
+
+    with pytest.raises(ConfigError) as caught:
+        parse_document("tick: 1ms\nsize: 4KiB\n", "f", Timed)
+    assert str(caught.value).splitlines() == [
+        "f:1: version: is missing; add version: 1",
+        'f:1: tick: "1ms" is too small; write 50ms or more',
+        'f:2: size: "4KiB" is too small; write 1MiB or more',
+    ]
 
 
 def test_braces_in_a_value_stay_as_they_are() -> None:

@@ -188,6 +188,7 @@ def command(*arguments: str) -> Result:
         (["--node", "9xh200"], "'9xh200' is not known"),
         (["--host-budget", "much"], "--host-budget"),
         (["--load", "0", "--for", "10s"], "--load: 0"),
+        (["--load", "nan", "--for", "10s"], "--load: nan"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
         (["--misses", "worse"], "--misses: 'worse' is no factor"),
         (["--union", "x0"], "--union: 'x0' is no factor"),

@@ -83,6 +83,10 @@ def test_results_that_are_there_are_not_run_again(tmp_path: Path) -> None:
     assert "--seeds 2 --policy stock`" in markdown(seeds, found)
 
 
+def test_what_has_not_been_run_says_so() -> None:
+    assert markdown(EXPERIMENT, []).endswith("--policy stock`: not run yet.\n\n")
+
+
 def test_a_run_that_fails_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="study: one ended with exit code"):
         run(EXPERIMENT, 0, "nowhere", tmp_path)

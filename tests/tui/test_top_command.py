@@ -66,6 +66,14 @@ async def test_no_daemon_is_said_and_ends_with_2(tmp_path: Path) -> None:
     assert "no daemon has this socket" in out
 
 
+async def test_one_page_is_of_a_live_node_and_not_of_a_recording(tmp_path: Path) -> None:
+    recording = tmp_path / "journal.sqlite"
+    recording.touch()
+    code, _, err = await top("--journal", str(recording), "--once")
+    assert code == 2
+    assert "--once: prints a live node, not --journal" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

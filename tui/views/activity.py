@@ -72,7 +72,21 @@ def hot_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
     tail = line(
         ("misses ", "dim"), (fmt.percent(miss, 1), "strong"), (" in 1m", "dim"),
     )  # fmt: skip
+    if dig(hot, "sampled") is not None and number(hot, "hits_total") is None:
+        tail = _sampled(hot)
     return [ends(head, tail, width), _curve_line(model), _h2d_line(model, width, context)]
+
+
+def _sampled(hot: object) -> Line:
+    """What vLLM's own kernels tell, rarely: misses since the start, and how old that is."""
+    hits, misses = number(hot, "sampled.hits_total"), number(hot, "sampled.misses_total")
+    rows = (hits or 0.0) + (misses or 0.0)
+    share = misses / rows if misses is not None and rows else None
+    age_s = number(hot, "sampled.age_s")
+    age = fmt.UNKNOWN if age_s is None else fmt.whole_duration(age_s)
+    return line(
+        ("misses ", "dim"), (fmt.percent(share, 1), "strong"), (f" as of {age} ago", "dim"),
+    )  # fmt: skip
 
 
 def _curve_line(model: NodeModel) -> Line:

@@ -7,6 +7,7 @@ from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import EMPTY, Line, hanging, line, wrap
 from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.engine import engine_lines
+from hisparsed.tui.views.gpus import gpu_rows, gpus_line
 from hisparsed.tui.wire import Document, dig, items, number, text
 
 NOT_AVAILABLE = "not available in this version"
@@ -23,6 +24,7 @@ def health_lines(model: NodeModel, width: int, context: ViewContext) -> list[Lin
     now_s = model.node_now_s(context.now_s)
     return [
         *engine_lines(model.status, now_s, width, context),
+        *gpus_line(model, width, context),
         *_doctor(model.status, now_s, width),
         *_canary(model.status, width, context),
         _journal(model.status, context),
@@ -72,8 +74,12 @@ def _finding(one: Document, width: int | None) -> list[Line]:
 
 
 def doctor_lines(model: NodeModel, width: int) -> list[Line]:
-    """Every finding with why it matters, what helps, and when it was seen."""
-    status = model.status
+    """Every finding with why it matters, what helps, and when it was seen; then the GPUs."""
+    cards = gpu_rows(model)
+    return [*_findings(model.status, width), *([EMPTY, *cards] if cards else [])]
+
+
+def _findings(status: Document | None, width: int) -> list[Line]:
     if dig(status, "doctor") is None:
         return [line((_not_there(status, "doctor"), "dim"))]
     at = fmt.moment(number(status, "doctor.at_unix_s"))

@@ -10,6 +10,7 @@ from hisparsed.tui.views.chart import chart, spark
 from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.decisions import entry_line, moves
 from hisparsed.tui.views.frame import box, split_width
+from hisparsed.tui.views.gpus import gpus_line
 from hisparsed.tui.views.levers import lever_lines
 from hisparsed.tui.views.pools import gpu_lines, host_compact, host_lines
 from hisparsed.tui.wire import number
@@ -75,8 +76,9 @@ def _medium(model: NodeModel, width: int, height: int, context: ViewContext) -> 
         ]
     )  # fmt: skip
     journal_rows = 6 if height >= 33 else 0
-    room = height - len(top) - len(middle) - journal_rows
-    lines = [*top, *middle, *_chart_grid(model, width, room, 2, context)]
+    cards = gpus_line(model, width, context)
+    room = height - len(top) - len(middle) - len(cards) - journal_rows
+    lines = [*top, *middle, *cards, *_chart_grid(model, width, room, 2, context)]
     if journal_rows:
         lines += _journal_box(model, width, journal_rows, context)
     return lines
@@ -99,6 +101,7 @@ def _wide(model: NodeModel, width: int, height: int, context: ViewContext) -> li
             ], three, 8, glyphs),
         ]
     )  # fmt: skip
+    top += gpus_line(model, width, context)
     rest = height - len(top)
     lower = min(16, max(0, rest // 3))
     lever_width, journal_width = split_width(width, (2, 3))

@@ -55,6 +55,8 @@ CUDA_ARGS = {
     "worker_extension_cls": _OWN,
 }
 """Engine arguments that the CUDA node sets, each with what to do instead."""
+_FULL = ("FULL", "2")
+"""vLLM takes the name of a graph mode, or its number."""
 _ONE_ONLY = {
     "pipeline_parallel_size": "HiSparse knows no pipelines; set cuda.tensor_parallel_size",
     "decode_context_parallel_size": "HiSparse does not split a context; leave it out",
@@ -106,7 +108,7 @@ def argument_problems(config: NodeConfig) -> Iterator[str]:
     if mapping_argument(arguments.get("attention_config")).get("hisparse_config") is not None:
         yield "engine_args.attention_config.hisparse_config: set cuda.hot_rows"
     mode = mapping_argument(arguments.get("compilation_config")).get("cudagraph_mode")
-    if str(mode).rpartition(".")[2].upper() == "FULL":
+    if str(mode).rpartition(".")[2].upper() in _FULL:
         yield (
             "engine_args.compilation_config.cudagraph_mode: HiSparse does not run under FULL; "
             "write FULL_AND_PIECEWISE, which records decode steps whole, or leave it out"
@@ -124,6 +126,11 @@ def environment_problems(environ: Mapping[str, str]) -> Iterator[str]:
 def model_problems(config: NodeConfig, model: ModelFacts, max_multiplier: float) -> Iterator[str]:
     """What the model and the hot buffers do not allow."""
     cuda = config.cuda
+    if cuda.hot_scratch and cuda.kernels == "vllm":
+        yield (
+            "cuda.hot_scratch: vLLM's kernels read through no scratch; set cuda.kernels: "
+            "hisparsed, or leave it out"
+        )
     if model.index_topk is None:
         yield (
             f"model: {config.model} ({model.model_type}) has no index_topk; HiSparse serves models "

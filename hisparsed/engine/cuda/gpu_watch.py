@@ -76,6 +76,7 @@ def _card(gpu: GpuReading) -> GpuCard:
         utilization=gpu.utilization,
         pcie_rx_bytes_per_s=gpu.pcie_rx_bytes_per_s,
         pcie_tx_bytes_per_s=gpu.pcie_tx_bytes_per_s,
+        pcie_link_bytes_per_s=gpu.pcie_link_bytes_per_s,
         slowed_by=None if gpu.slowed_by is None else list(gpu.slowed_by),
         lost=gpu.lost,
     )

@@ -17,6 +17,7 @@ log = logging.getLogger("hisparsed.engine")
 
 _FIGURES = "hisparsed_hot_figures"
 _RESIZE = "hisparsed_resize_hot"
+_DOUBT = "hisparsed_doubt_hot"
 
 
 class CudaHot:
@@ -48,7 +49,7 @@ class CudaHot:
         return self._report
 
     def _take(self, answers: list[dict[str, Any] | None]) -> None:
-        # Every rank plans the same loads, so one speaks for all.
+        # Ranks differ at most where several tokens tie for the last place of a top-k.
         found = answers[0]
         if found is None:
             return
@@ -65,11 +66,18 @@ class CudaHot:
     def resize_hot(self, leases: dict[str, int]) -> None:
         """Shrink hot buffers on all ranks; their blocks may go back afterwards.
 
-        Raises ``RuntimeError`` when ranks moved different rows: they would read different KV.
+        Raises ``RuntimeError`` when ranks shrank different requests; the engine ends with the
+        next step then. How many rows they moved may differ: each knows where its own lie, and
+        top-k kernels may break a tie differently on every GPU.
         """
-        moved = self._executor.collective_rpc(_RESIZE, args=(leases,))
-        if len(set(moved)) > 1:
-            raise RuntimeError(
-                f"ranks moved different numbers of hot rows: {moved}; the engine must be restarted"
+        answers = self._executor.collective_rpc(_RESIZE, args=(leases,))
+        shrunk = [requests for requests, _ in answers]
+        if len(set(shrunk)) > 1:
+            reason = (
+                f"ranks shrank the hot buffers of {shrunk} requests, all must shrink the same; "
+                "the engine must be restarted"
             )
-        log.debug("Shrank %d hot buffers, %d rows moved.", len(leases), moved[0])
+            self._executor.collective_rpc(_DOUBT, args=(reason,))
+            raise RuntimeError(reason)
+        rows = [moved for _, moved in answers]
+        log.debug("Shrank %d hot buffers, %s rows moved by rank.", shrunk[0], rows)

@@ -81,7 +81,12 @@ def read_model(model: str) -> ModelFacts | None:
     if not isinstance(document, Mapping):
         raise UserError(f"model: {folder}/config.json is not a mapping")
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return facts_of(document, weights_bytes=weights or None)
+    try:
+        return facts_of(document, weights_bytes=weights or None)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"model: {folder}/config.json: {error}; layers, top-k and head sizes in it are numbers"
+        ) from error
 
 
 def facts_of(config: Mapping[str, Any], *, weights_bytes: int | None = None) -> ModelFacts:

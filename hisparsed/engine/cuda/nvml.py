@@ -24,6 +24,15 @@ SLOW_REASONS: Mapping[int, str] = {
     0x80: "power-brake",
 }
 """NVML's clock event reasons that cost speed; idleness and clocks that somebody set are none."""
+LANE_BYTES_PER_S: Mapping[int, float] = {
+    1: 2.5e9 / 8 * 8 / 10,
+    2: 5e9 / 8 * 8 / 10,
+    3: 8e9 / 8 * 128 / 130,
+    4: 16e9 / 8 * 128 / 130,
+    5: 32e9 / 8 * 128 / 130,
+    6: 64e9 / 8 * 242 / 256,
+}
+"""By PCIe generation: transfers a second on one lane, less what its line coding takes."""
 _KB = 1000
 """NVML gives PCIe traffic in KB a second."""
 
@@ -41,6 +50,9 @@ class GpuReading:
     utilization: float | None = None
     pcie_rx_bytes_per_s: float | None = None
     pcie_tx_bytes_per_s: float | None = None
+    pcie_link_bytes_per_s: float | None = None
+    """What the link carries one way before packet headers: at its highest generation, since an
+    idle one rests at a lower, and as many lanes as it has now."""
     slowed_by: tuple[str, ...] | None = None
     """Of ``SLOW_REASONS``; empty at full speed."""
     processes: int | None = None
@@ -164,6 +176,8 @@ class GpuReader:
             "PCIe traffic out",
             lambda handle: nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES),
         )
+        generation = ask("PCIe generation", nvml.nvmlDeviceGetMaxPcieLinkGeneration)
+        lanes = ask("PCIe lanes", nvml.nvmlDeviceGetCurrPcieLinkWidth)
         mask = ask("clock event reasons", nvml.nvmlDeviceGetCurrentClocksEventReasons)
         processes = ask("processes", nvml.nvmlDeviceGetComputeRunningProcesses)
         if lost:
@@ -175,6 +189,7 @@ class GpuReader:
             utilization=None if load is None else float(load.gpu) / 100,
             pcie_rx_bytes_per_s=None if rx is None else float(rx) * _KB,
             pcie_tx_bytes_per_s=None if tx is None else float(tx) * _KB,
+            pcie_link_bytes_per_s=link_bytes_per_s(generation, lanes),
             slowed_by=None if mask is None else slow_reasons(int(mask)),
             processes=None if processes is None else len(processes),
         )
@@ -196,6 +211,12 @@ class GpuReader:
         self._told.add((index, what))
         where = "NVML" if index is None else f"GPU {index}"
         self._say(f"{where}: {what}: {error}; it is not said again.")
+
+
+def link_bytes_per_s(generation: int | None, lanes: int | None) -> float | None:
+    """``None`` for generations that are not known."""
+    lane = None if generation is None else LANE_BYTES_PER_S.get(generation)
+    return None if lane is None or not lanes else lane * lanes
 
 
 def slow_reasons(mask: int) -> tuple[str, ...]:

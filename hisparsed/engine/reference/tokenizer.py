@@ -33,17 +33,25 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def _write_atomically(path: Path, text: str) -> None:
+    """Nothing where ``text`` is there already: an engine must start again on a full disk."""
+    data = text.encode()
+    if path.is_file() and path.read_bytes() == data:
+        return
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    Path(name).replace(path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_model_folder(folder: Path, model_config: Mapping[str, object]) -> Path:
     """Write ``config.json`` and tokenizer files under ``folder``; returns it.
 
-    Safe to call again: files are replaced whole. Raises ``OSError`` when the folder cannot
-    be written.
+    Safe to call again: files are replaced whole, or left where they are right. Raises ``OSError``
+    when one has to be written and cannot.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

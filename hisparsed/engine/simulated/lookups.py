@@ -1,20 +1,18 @@
 """Prefix look-ups of waiting calls, remembered between passes: the same answers in less time.
 
-vLLM asks for the whole prefix of the head of its queue again in every pass, block by block. Here
-what was found before is checked, not looked up, and the walk goes on where it ended.
+vLLM asks for the whole prefix of the head of its queue again in every pass, block by block.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from operator import attrgetter, ne
 from typing import Any
 
-from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
+from hisparsed.engine.remembered import RememberedPrefix
+
 _CALLS = 64
-_hash_of = attrgetter("block_hash")
 
 
 class RememberedLookups:
@@ -24,8 +22,8 @@ class RememberedLookups:
     def __init__(self, manager_cls: Any) -> None:
         self._manager_cls = manager_cls
         self.supports_fine_grained_hash_lookup = manager_cls.supports_fine_grained_hash_lookup
-        # By the address of a call's list of hashes, which is kept so that no other gets it.
-        self._found: OrderedDict[int, tuple[list[bytes], list[bytes], list[Any]]] = OrderedDict()
+        # By the address of a call's list of hashes, which the prefix keeps: no other gets it.
+        self._found: OrderedDict[int, RememberedPrefix] = OrderedDict()
 
     def find_longest_cache_hit(
         self,
@@ -56,22 +54,11 @@ class RememberedLookups:
         return (blocks,), len(blocks) * size
 
     def _blocks(self, hashes: list[bytes], most: int, group: int, pool: Any) -> list[Any]:
-        _, keys, blocks = self._found.pop(id(hashes), (hashes, [], []))
-        lost = map(ne, keys, map(_hash_of, blocks))
-        kept = next((index for index, gone in enumerate(lost) if gone), len(blocks))
-        del keys[kept:], blocks[kept:]
-        table = pool.cached_block_hash_to_block
-        for block_hash in hashes[len(blocks) : most]:
-            key = make_block_hash_with_group_id(block_hash, group)
-            block = table.get_one_block(key)
-            if block is None:
-                break
-            keys.append(key)
-            blocks.append(block)
-        self._found[id(hashes)] = (hashes, keys, blocks)
+        known = self._found.pop(id(hashes), None) or RememberedPrefix(hashes, group)
+        self._found[id(hashes)] = known
         if len(self._found) > _CALLS:
             self._found.popitem(last=False)
-        return blocks[:most]
+        return known.walk(pool.cached_block_hash_to_block, most)
 
 
 def remember_lookups(coordinator: Any) -> None:

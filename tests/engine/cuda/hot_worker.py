@@ -288,8 +288,9 @@ class HotWorker:
         """The worker's call as vLLM makes it."""
         worker = type("Worker", (extension.HotExtension,), {})()
         worker.model_runner = self.model_runner()
-        moved: int = worker.hisparsed_resize_hot(leases)
-        return moved
+        shrunk, moved = worker.hisparsed_resize_hot(leases)
+        assert shrunk == sum(name in self.requests for name in leases)
+        return int(moved)
 
     def model_runner(self) -> Any:
         return SimpleNamespace(

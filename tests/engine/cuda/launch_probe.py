@@ -36,6 +36,7 @@ from hisparsed.config.node_description import load_node_description
 from hisparsed.config.shipped import shipped_config
 from hisparsed.engine.cuda import launch
 from hisparsed.engine.cuda.model_facts import facts_of
+from hisparsed.engine.frontend import frontend_arguments
 from hisparsed.engine.messages import EngineReport
 from hisparsed.engine.plugin import control, register
 from hisparsed.engine.simulated.executor import SimulatedExecutor
@@ -210,12 +211,24 @@ def tiny_facts(folder: Path) -> dict[str, Any]:
     }
 
 
+def frontend_facts(profile: Path) -> dict[str, Any]:
+    """What the profile says of vLLM's OpenAI application, as this vLLM takes it."""
+    found = frontend_arguments(load_node_config(profile, memory_bytes=2**50).value)
+    return {
+        "tool_call_parser": found.tool_call_parser,
+        "enable_auto_tool_choice": found.enable_auto_tool_choice,
+        "enable_prompt_tokens_details": found.enable_prompt_tokens_details,
+        "allowed_origins": found.allowed_origins,
+    }
+
+
 def main() -> None:
     folder = Path(sys.argv[2])
     config = node_config(Path(sys.argv[1]), folder)
     built = launch.vllm_config(config, max_multiplier=5.0)
     facts: dict[str, Any] = {"config": config_facts(built)}
     facts["tiny"] = tiny_facts(folder)
+    facts["frontend"] = frontend_facts(Path(sys.argv[1]))
     probe = Probe(built)
     facts["plan"] = plan_facts(probe.core.model_executor.plan)
     facts["scheduler"] = [one.__name__ for one in type(probe.core.scheduler).__mro__[:3]]

@@ -80,6 +80,7 @@ def test_shipped_profiles_can_start_where_they_say(
     ("arguments", "words"),
     [
         ({"tensor_parallel_size": 8}, ("set cuda.tensor_parallel_size",)),
+        ({"compilation_config": {"cudagraph_mode": 2}}, ("FULL_AND_PIECEWISE",)),
         ({"speculative_config": {"method": "mtp"}}, ("set cuda.speculative_tokens",)),
         ({"block_size": 64}, ("leave it out",)),
         ({"worker_extension_cls": "x.Y"}, ("leave it out",)),
@@ -121,6 +122,13 @@ def test_the_first_model_runner_is_refused() -> None:
     (problem,) = problems(node(), environ={"VLLM_USE_V2_MODEL_RUNNER": "0"})
     assert problem.startswith("VLLM_USE_V2_MODEL_RUNNER")
     assert problems(node(), environ={"VLLM_USE_V2_MODEL_RUNNER": "1"}) == []
+
+
+def test_scratch_is_refused_where_nobody_reads_through_it() -> None:
+    (problem,) = problems(node(cuda={"hot_scratch": True}))
+    assert problem.startswith("cuda.hot_scratch: vLLM's kernels")
+    assert "cuda.kernels: hisparsed" in problem
+    assert problems(node(cuda={"hot_scratch": True, "kernels": "hisparsed"})) == []
 
 
 def test_a_model_without_an_indexer_is_refused() -> None:
@@ -240,6 +248,22 @@ def test_a_folder_that_is_none_and_one_without_a_config_are_told(tmp_path: Path)
         read_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
+        read_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"index_topk": "many"}, "'many'"),
+        ({"num_hidden_layers": []}, "'list'"),
+        ({"text_config": "glm"}, "'str'"),
+    ],
+)
+def test_a_config_with_something_else_than_numbers_is_told_by_its_file(
+    tmp_path: Path, config: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=rf"^model: .*config\.json: .*{words}.* are numbers$"):
         read_model(str(tmp_path))
 
 

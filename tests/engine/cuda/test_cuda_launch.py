@@ -89,6 +89,17 @@ def test_vllm_takes_the_configuration_as_it_was_meant(probe: dict[str, Any]) -> 
     }
 
 
+def test_vllm_has_the_parsers_of_the_profile_and_lets_no_other_site_in(
+    probe: dict[str, Any],
+) -> None:
+    assert probe["frontend"] == {
+        "tool_call_parser": "glm47",
+        "enable_auto_tool_choice": True,
+        "enable_prompt_tokens_details": True,
+        "allowed_origins": [],
+    }
+
+
 def test_vllms_planner_lays_glm_out_as_the_plan_says(probe: dict[str, Any]) -> None:
     plan, ours = probe["plan"], real_layout(load_node_description("8xh200-glm-5.3"), 1)
     assert plan["gpu_block_bytes"] == [ours.gpu_block_bytes] == [209_920]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hisparsed.engine.cuda.gpu_watch import GpuWatch
-from hisparsed.engine.cuda.nvml import GpuReader, GpuReading, slow_reasons
+from hisparsed.engine.cuda.nvml import GpuReader, GpuReading, link_bytes_per_s, slow_reasons
 
 GIB = 2**30
 
@@ -81,6 +81,14 @@ class FakeNvml:
         self._at(handle, "pcie")
         return 37_000_000 if counter == self.NVML_PCIE_UTIL_RX_BYTES else 1_000
 
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: int) -> int:  # noqa: N802
+        self._at(handle, "generation")
+        return 5
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: int) -> int:  # noqa: N802
+        self._at(handle, "lanes")
+        return 16
+
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:  # noqa: N802
         self._at(handle, "clocks")
         return self.mask
@@ -111,9 +119,27 @@ def test_a_reading_has_base_units(nvml: FakeNvml) -> None:
         utilization=0.75,
         pcie_rx_bytes_per_s=37e9,
         pcie_tx_bytes_per_s=1e6,
+        pcie_link_bytes_per_s=16 * 4e9 * 128 / 130,
         slowed_by=("power-cap", "thermal-hardware"),
         processes=1,
     )
+
+
+@pytest.mark.parametrize(
+    ("generation", "lanes", "gigabytes"),
+    [(3, 16, 15.75), (4, 16, 31.51), (5, 16, 63.02), (5, 8, 31.51)],
+)
+def test_a_link_carries_what_its_generation_and_lanes_allow(
+    generation: int, lanes: int, gigabytes: float
+) -> None:
+    assert link_bytes_per_s(generation, lanes) == pytest.approx(gigabytes * 1e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(("generation", "lanes"), [(None, 16), (5, None), (5, 0), (99, 16)])
+def test_an_unknown_link_carries_nobody_knows_what(
+    generation: int | None, lanes: int | None
+) -> None:
+    assert link_bytes_per_s(generation, lanes) is None
 
 
 @pytest.mark.parametrize(

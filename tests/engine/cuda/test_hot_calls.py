@@ -48,7 +48,8 @@ class Executor:
         self.calls: list[str] = []
         self.answers: dict[str, list[Any]] = {
             "hisparsed_hot_figures": [FIGURES, FIGURES],
-            "hisparsed_resize_hot": [5, 5],
+            "hisparsed_resize_hot": [(1, 5), (1, 5)],
+            "hisparsed_doubt_hot": [None, None],
         }
 
     def collective_rpc(
@@ -126,11 +127,19 @@ def test_a_resize_is_done_on_all_ranks_before_it_returns() -> None:
     assert not executor.line, "every reply before it was taken too"
 
 
-def test_ranks_that_moved_different_rows_are_refused() -> None:
+def test_ranks_may_move_different_rows_because_ties_of_a_top_k_break_differently() -> None:
     executor = Executor()
-    executor.answers["hisparsed_resize_hot"] = [5, 6]
-    with pytest.raises(RuntimeError, match=r"\[5, 6\]; the engine must be restarted"):
-        CudaHot(executor).resize_hot({"r": 3})
+    executor.answers["hisparsed_resize_hot"] = [(1, 5), (1, 6)]
+    CudaHot(executor).resize_hot({"r": 3})
+    assert executor.calls == ["hisparsed_resize_hot"]
+
+
+def test_ranks_that_shrank_different_requests_end_the_engine() -> None:
+    executor = Executor()
+    executor.answers["hisparsed_resize_hot"] = [(2, 5), (1, 5)]
+    with pytest.raises(RuntimeError, match=r"of \[2, 1\] requests.*engine must be restarted"):
+        CudaHot(executor).resize_hot({"r": 3, "s": 3})
+    assert executor.calls[-1] == "hisparsed_doubt_hot", "no rank serves another step"
 
 
 class Scheduler:

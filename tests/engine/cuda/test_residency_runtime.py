@@ -116,6 +116,33 @@ def test_shrinking_ends_the_workers_own_tables_too() -> None:
     assert worker.node.bank.arrays["capacity"][:, row].tolist() == [3 * BLOCK] * 3
 
 
+def test_a_shrink_that_failed_half_way_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler gives no block back then, but the worker may have moved rows already."""
+    worker = HotWorker(seed=3)
+    worker.start("r", tokens=44, hot_blocks=9)
+    worker.decode(worker.step_batch())
+    last = worker.node.groups[-1]
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(last, "move", fails)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        worker.ask_to_shrink({"r": 3})
+    with pytest.raises(RuntimeError, match="shrinking hot buffers failed: the device is lost"):
+        worker.step_batch()
+
+
+def test_a_worker_that_is_told_of_doubt_serves_no_further_step() -> None:
+    worker = HotWorker(seed=3)
+    worker.start("r", tokens=44, hot_blocks=9)
+    mixed = type("Worker", (extension.HotExtension,), {})()
+    mixed.hisparsed_doubt_hot("ranks differ")
+    mixed.hisparsed_doubt_hot("and again")
+    with pytest.raises(RuntimeError, match="hot buffers are in doubt: ranks differ"):
+        worker.step_batch()
+
+
 def test_a_written_row_is_loaded_again() -> None:
     """A rejected draft's row is written anew: its hot copy is of the old one."""
     worker = HotWorker(seed=4)

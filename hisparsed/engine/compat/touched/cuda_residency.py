@@ -16,7 +16,7 @@ _INSTALL = "engine.cuda.residency.install"
 _EXTENSION = "engine.cuda.residency.extension"
 _CONNECTOR = "engine.cuda.hisparse_connector"
 _NO_START = "with `cuda.kernels: hisparsed` the engine does not start; vLLM's kernels are unharmed"
-_NO_SHRINK = "with `cuda.kernels: hisparsed` shrinking a hot buffer fails, and the lever freezes"
+_NO_SHRINK = "with `cuda.kernels: hisparsed` the first hot buffer to shrink ends the engine"
 _HISPARSE = "vllm.distributed.kv_transfer.kv_connector.v1.hisparse"
 
 TOUCHED = (

@@ -42,7 +42,6 @@ _ENGINE_ARGS = (
 )
 _FRONTEND_ARGS = (
     "allowed_origins",
-    "chat_template",
     "disable_uvicorn_access_log",
     "enable_auto_tool_choice",
     "enable_prompt_tokens_details",
@@ -162,7 +161,7 @@ TOUCHED = (
     ),
     Touch(
         f"{_APP}.cli_args:FrontendArgs",
-        by=("engine.frontend", "engine.compat.app_arguments"),
+        by=("engine.frontend",),
         why="what operators pass through to that application",
         breaks=_NO_APP,
         uses=fields(*_FRONTEND_ARGS),
@@ -171,7 +170,7 @@ TOUCHED = (
     ),
     Touch(
         "vllm.entrypoints.common.cli_args:FrontendArgs",
-        by=("engine.frontend", "engine.compat.app_arguments"),
+        by=("engine.frontend",),
         why="what operators pass through to that application",
         breaks=_NO_APP,
         uses=fields(*_FRONTEND_ARGS),
@@ -180,7 +179,7 @@ TOUCHED = (
     ),
     Touch(
         f"{_APP}.cli_args:validate_parsed_serve_args",
-        by=("engine.frontend", "engine.compat.app_arguments"),
+        by=("engine.frontend",),
         why="vLLM's own checks of them, before weights are loaded",
         breaks=_NO_APP,
         uses=calls("", 1),
@@ -189,7 +188,7 @@ TOUCHED = (
     ),
     Touch(
         "vllm.entrypoints.common.cli_args:validate_parsed_serve_args",
-        by=("engine.frontend", "engine.compat.app_arguments"),
+        by=("engine.frontend",),
         why="vLLM's own checks of them, before weights are loaded",
         breaks=_NO_APP,
         uses=calls("", 1),

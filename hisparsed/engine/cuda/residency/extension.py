@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hisparsed.engine.cuda.residency.install import installed
+from hisparsed.engine.cuda.residency.node import WorkerResidency
 
 
 class HotExtension:
@@ -22,12 +23,25 @@ class HotExtension:
         """The newest figures that are there; waits for no step."""
         return installed().report(self.model_runner.req_states.req_id_to_index)
 
-    def hisparsed_resize_hot(self, leases: dict[str, int]) -> int:
-        """Shrink hot buffers to so many blocks of each hot group; rows moved.
+    def hisparsed_resize_hot(self, leases: dict[str, int]) -> tuple[int, int]:
+        """Shrink hot buffers to so many blocks of each hot group; requests shrunk, rows moved.
 
-        The worker's block tables end there afterwards, so that blocks leased later follow.
+        The worker's block tables end there afterwards, so that blocks leased later follow. Where
+        it raises, some may be shrunk: no further step is served.
         """
-        node, runner = installed(), self.model_runner
+        node = installed()
+        try:
+            return self._resize_hot(node, leases)
+        except Exception as error:
+            node.doubt(f"shrinking hot buffers failed: {error}")
+            raise
+
+    def hisparsed_doubt_hot(self, reason: str) -> None:
+        """Let no further step be served, which ends the engine."""
+        installed().doubt(reason)
+
+    def _resize_hot(self, node: WorkerResidency, leases: dict[str, int]) -> tuple[int, int]:
+        runner = self.model_runner
         row_of = runner.req_states.req_id_to_index
         tables = runner.block_tables
         groups = hot_cache_groups(runner.kv_cache_config)
@@ -36,13 +50,12 @@ class HotExtension:
             moved = node.resize(
                 leases, row_of, [tables.block_tables[group].gpu for group in groups]
             )
-        for name, blocks in leases.items():
-            row = row_of.get(name)
-            if row is not None:
-                for group in groups:
-                    held = tables.num_blocks.np[group, row]
-                    tables.num_blocks.np[group, row] = min(held, blocks)
-        return moved
+        rows = [(row_of[name], blocks) for name, blocks in leases.items() if name in row_of]
+        for row, blocks in rows:
+            for group in groups:
+                held = tables.num_blocks.np[group, row]
+                tables.num_blocks.np[group, row] = min(held, blocks)
+        return len(rows), moved
 
 
 def hot_cache_groups(kv_cache_config: Any) -> list[int]:

@@ -147,13 +147,17 @@ class WorkerResidency:
         taken = self._snapshots.take()
         if taken is not None:
             if taken.error is not None:
-                self._failed = str(taken.error)
+                self.doubt(str(taken.error))
             known = {name: row for name, row in row_of.items() if name in self._known.blocks}
             self._figures = figures(taken, known, [group.row_bytes for group in self.groups])
             dropped = self._figures["counters"]["dropped"]
             if dropped:
-                self._failed = f"{dropped} selected rows had no place in a step"
+                self.doubt(f"{dropped} selected rows had no place in a step")
         return self._figures
+
+    def doubt(self, reason: str) -> None:
+        """Let no further step be served: a wrong row might be. The first reason stays."""
+        self._failed = self._failed or reason
 
     @property
     def failed(self) -> str:
