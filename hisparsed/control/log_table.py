@@ -194,7 +194,7 @@ _WORDED: Final = (
         "hot-shrunk",
         "debug",
         "nothing",
-        "Shrank %d hot buffers, %d rows moved.",
+        "Shrank %d hot buffers, %s rows moved by rank.",
     ),
     LogEvent(
         "hot-kernels",

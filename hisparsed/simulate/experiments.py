@@ -41,6 +41,11 @@ def _fixed(*shares: int) -> tuple[str, ...]:
     return tuple(f"{ADAPTIVE},pools.hisparse={share}%" for share in shares)
 
 
+def _shares(*values: str) -> tuple[str, ...]:
+    """Of the starts for the call that has waited longest."""
+    return tuple(f"{ADAPTIVE},admission.oldest_share={value}" for value in values)
+
+
 def _held(multiplier: int) -> str:
     """Hot buffers of one size, with scratch for what does not fit."""
     return ADAPTIVE + "".join(f",hot.{key}={multiplier}" for key in ("min", "start", "max"))
@@ -50,7 +55,6 @@ _SHORT = ("--for", "10m", "--warmup", "3m")
 _OPENHANDS = ("--trace", "openhands", "--for", "3m", "--warmup", "45s", "--scale", "1/4")
 _HOT = (_held(5), _held(2), ADAPTIVE, f"{ADAPTIVE},hot.sharing=marginal-gain")
 _SPREAD = ("--curve-spread", "1")
-_NO_SHARE = f"{ADAPTIVE},admission.oldest_share=0%"
 
 EXPERIMENTS = (
     Experiment(
@@ -95,10 +99,16 @@ EXPERIMENTS = (
     Experiment(
         "admission",
         (
-            *("stock", _NO_SHARE, f"{_NO_SHARE},admission.ageing=2m"),
-            *(f"{_NO_SHARE},admission.ageing=4m", ADAPTIVE, f"{ADAPTIVE},admission.ageing=10m"),
+            "stock",
+            *_shares("0%", "0%,admission.ageing=2m", "0%,admission.ageing=4m"),
+            *_shares("10%", "20%", "33%"),
         ),
         ("--trace", _AGENTS, *_users(128), "--for", "20m", "--warmup", "5m"),
+    ),
+    Experiment(
+        "crowded",
+        ("stock", *_shares("0%", "0%,admission.ageing=2m", "20%", "33%")),
+        ("--trace", _AGENTS, *_users(192), "--for", "20m", "--warmup", "5m"),
     ),
     Experiment(
         "copies",

@@ -133,7 +133,7 @@ TOUCHED = (
     ),
     Touch(
         "vllm.v1.core.block_pool:BlockHashToBlockMap",
-        by=(*_BOTH_POOLS, "engine.canary_calls"),
+        by=("engine.host_pool", "engine.pool_ghosts", "engine.remembered", "engine.canary_calls"),
         why="whether a prefix block is held, without counting as a use",
         breaks="ghost lists and held-prefix admission see nothing",
         uses=calls("get_one_block", 1),
@@ -160,7 +160,7 @@ TOUCHED = (
     ),
     Touch(
         "vllm.v1.core.kv_cache_utils:make_block_hash_with_group_id",
-        by=("engine.pool_ghosts", "engine.held_prefix", "engine.canary_calls"),
+        by=("engine.pool_ghosts", "engine.remembered", "engine.canary_calls"),
         why="the key of a block in vLLM's table of prefixes",
         breaks="ghost lists and held-prefix admission see nothing",
         uses=calls("", 2),
