@@ -88,6 +88,7 @@ EXPERIMENTS = (
         "change",
         (ADAPTIVE, "stock", *_fixed(90, 95)),
         ("--trace", _AGENTS, *_users(96), "--then", _CHAT, "--for", "16m", "--warmup", "3m"),
+        2,
         oracle=True,
     ),
     Experiment(

@@ -93,7 +93,8 @@ def recovery(results: Sequence[PolicyResult]) -> str:
         late = [one.recovered_calls_per_hour or 0.0 for one in group]
         settled = max(one.settled_s or 0.0 for one in group)
         mean = sum(late) / len(late)
-        parts.append(f"`{group[0].name}` {mean:,.0f} calls/h, split at rest after {settled:.0f}s")
+        moved = f"split at rest after {settled:.0f}s" if settled else "split unmoved"
+        parts.append(f"`{group[0].name}` {mean:,.0f} calls/h, {moved}")
     return f"From five minutes after the change on: {'; '.join(parts)}."
 
 
