@@ -80,19 +80,11 @@ class ControlServer:
         Raises ``UserError`` when another daemon has the socket, or the path cannot be used.
         """
         listener = self._bind()
-        config = uvicorn.Config(
+        self._server = QuietServer(
             PeerGuard(self._application),
-            http=bounded(self.connections, error_body, PeerProtocol),
-            ws="none",
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            # A header must not say who connects.
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=_STOP_S,
+            bounded(self.connections, error_body, PeerProtocol),
+            graceful_s=_STOP_S,
         )
-        self._server = QuietServer(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         ready = asyncio.create_task(self._server.ready.wait())
         await asyncio.wait({ready, self._serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -204,10 +196,25 @@ class ControlServer:
 
 
 class QuietServer(uvicorn.Server):
-    """Leaves signals to the daemon, and says when it answers."""
+    """Leaves signals and logs to the daemon, and says when it answers."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, app: Any, protocol: type[asyncio.Protocol], *, graceful_s: int) -> None:
+        """``graceful_s``: how long open calls get when it is told to end."""
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                log_config=None,
+                access_log=False,
+                # Applications come and go behind it; each is begun and ended by its engine's life.
+                lifespan="off",
+                # Nobody behind a header is believed: who connects is who the kernel says.
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=graceful_s,
+            )
+        )
         self.ready = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -17,12 +17,13 @@ class EngineState(StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     DRAINING = "draining"
-    """Open calls end; new ones are refused."""
+    """Open calls end, new ones are refused; the engine is taken down after that."""
     RESTARTING = "restarting"
-    """There is no engine; the next try comes by itself."""
+    """No engine: one is being taken down, or the next try is waited for."""
     FAILED = "failed"
     """Given up; the daemon ends."""
     STOPPED = "stopped"
+    """Told to stop; what is left of the engine is being taken down."""
 
 
 class _Part(BaseModel):

@@ -10,8 +10,6 @@ import resource
 from collections.abc import Sequence
 from typing import Any
 
-import uvicorn
-
 from hisparsed.config.api_limits import ApiLimits
 from hisparsed.control.bounded_http import bounded
 from hisparsed.control.http_limits import Connections, HttpLimits
@@ -75,21 +73,7 @@ def connections_of(limits: ApiLimits) -> Connections:
 
 def edge_server(app: Any, connections: Connections) -> QuietServer:
     """A server of ``app`` that keeps to the limits of ``connections``, one listener's."""
-    return QuietServer(
-        uvicorn.Config(
-            app,
-            http=bounded(connections, _error_body),
-            ws="none",
-            log_config=None,
-            access_log=False,
-            # Applications come and go behind it; each is begun and ended by its engine's life.
-            lifespan="off",
-            # Nobody behind a header is believed: who connects is who the kernel says.
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=_GRACEFUL_S,
-        )
-    )
+    return QuietServer(app, bounded(connections, _error_body), graceful_s=_GRACEFUL_S)
 
 
 def _error_body(status: int, code: str, message: str) -> bytes:

@@ -13,11 +13,11 @@ from hisparsed.control.announce import DAEMON, Announcer
 from hisparsed.control.board import Board
 from hisparsed.control.records import EventKind
 from hisparsed.control.status import Lifecycle
-from hisparsed.control.status_engine import EngineEnd
+from hisparsed.control.status_engine import EngineEnd, EngineState
 from hisparsed.daemon.gate import Gate
 from hisparsed.daemon.notify import ServiceManager
 from hisparsed.daemon.refusal import Refusal
-from hisparsed.daemon.supervision import Died, Phase, Supervision
+from hisparsed.daemon.supervision import Died, Supervision
 from hisparsed.daemon.supervisor_view import changes_text
 from hisparsed.policy.restart import PendingRestart
 from hisparsed.policy.units import format_duration
@@ -41,33 +41,33 @@ class EngineNews:
         """A phase began; ``drain_s`` is how long a stop may drain."""
         board, manager = self.board, self.manager
         match state.phase:
-            case Phase.STARTING:
+            case EngineState.STARTING:
                 board.lifecycle = Lifecycle.RESTARTING if state.served else Lifecycle.STARTING
-            case Phase.SERVING:
+            case EngineState.SERVING:
                 board.lifecycle = Lifecycle.SERVING
                 self.gate.open()
                 manager.ready(f"Serving on {self.url}")
-            case Phase.DRAINING if state.stopping:
+            case EngineState.DRAINING if state.stopping:
                 board.lifecycle = Lifecycle.DRAINING
                 self.gate.drain()
                 manager.stopping("Draining", within_s=drain_s)
-            case Phase.DRAINING:
+            case EngineState.DRAINING:
                 board.lifecycle = Lifecycle.DRAINING
                 self.gate.close(self.away)
-            case Phase.RESTARTING:
+            case EngineState.RESTARTING:
                 board.lifecycle = Lifecycle.RESTARTING
                 self.gate.close(self.away)
                 manager.restarting("Restarting the engine", within_s=self.restart_within_s)
-            case Phase.FAILED:
+            case EngineState.FAILED:
                 board.lifecycle = Lifecycle.ENGINE_GONE
                 self.gate.drain()
-            case Phase.STOPPED:
+            case EngineState.STOPPED:
                 board.lifecycle = Lifecycle.STOPPED
                 self.gate.drain()
 
     def died(self, event: Died, state: Supervision) -> None:
         what = "hangs" if event.hangs else "died"
-        if state.phase is Phase.FAILED:
+        if state.phase is EngineState.FAILED:
             then = self._given_up(state)
         else:
             then = "It is taken down and started anew; calls get 503 meanwhile."

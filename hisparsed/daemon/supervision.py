@@ -10,19 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from hisparsed.config.supervision import SupervisionConfig
-
-
-class Phase(StrEnum):
-    STARTING = "starting"
-    SERVING = "serving"
-    DRAINING = "draining"
-    """Calls end; the engine is taken down after that."""
-    RESTARTING = "restarting"
-    """No engine: one is being taken down, or the next try is waited for."""
-    FAILED = "failed"
-    """Given up; the daemon ends."""
-    STOPPED = "stopped"
-    """Told to stop; what is left of the engine is being taken down."""
+from hisparsed.control.status_engine import EngineState
 
 
 class Values(StrEnum):
@@ -162,7 +150,7 @@ Action = Launch | AbortStart | Drain | CutDrain | TakeDown | Quarantine | End
 class Supervision:
     """``begin`` makes the first one; times are those of the ``now_s`` that ``step`` was given."""
 
-    phase: Phase
+    phase: EngineState
     since_s: float
     values: Values
     """Of the engine that runs or is started next."""
@@ -185,7 +173,7 @@ Step = tuple[Supervision, tuple[Action, ...]]
 
 
 def begin(values: Values, now_s: float) -> Step:
-    return Supervision(Phase.STARTING, now_s, values), (Launch(values),)
+    return Supervision(EngineState.STARTING, now_s, values), (Launch(values),)
 
 
 def wait_s(ends: int, limits: SupervisionConfig) -> float:
@@ -197,24 +185,24 @@ def wait_s(ends: int, limits: SupervisionConfig) -> float:
 def step(state: Supervision, event: Event, now_s: float, limits: SupervisionConfig) -> Step:
     """What comes of ``event``. An event that has no meaning in a phase changes nothing."""
     match event, state.phase:
-        case Ready(), Phase.STARTING:
+        case Ready(), EngineState.STARTING:
             return _serving(state, now_s)
-        case Ready(), Phase.STOPPED:
+        case Ready(), EngineState.STOPPED:
             return state, (TakeDown(),)
-        case StartFailed(), Phase.STARTING:
+        case StartFailed(), EngineState.STARTING:
             return _start_failed(state, event, now_s, limits)
-        case StartFailed(), Phase.STOPPED:
+        case StartFailed(), EngineState.STOPPED:
             return state, (End(Outcome.STOPPED),)
-        case Died(), Phase.SERVING | Phase.DRAINING:
+        case Died(), EngineState.SERVING | EngineState.DRAINING:
             return _died(state, event, now_s, limits)
-        case RestartAsked(), Phase.SERVING:
+        case RestartAsked(), EngineState.SERVING:
             return _plan(state, event, now_s)
-        case RestartAsked(), Phase.RESTARTING if state.next_try_s is not None:
+        case RestartAsked(), EngineState.RESTARTING if state.next_try_s is not None:
             return _launch(_planned(state, event), now_s)
-        case Drained(), Phase.DRAINING:
-            phase = Phase.STOPPED if state.stopping else Phase.RESTARTING
+        case Drained(), EngineState.DRAINING:
+            phase = EngineState.STOPPED if state.stopping else EngineState.RESTARTING
             return _to(state, phase, now_s), (TakeDown(),)
-        case Due(), Phase.RESTARTING if state.next_try_s is not None:
+        case Due(), EngineState.RESTARTING if state.next_try_s is not None:
             return _launch(state, now_s)
         case Cleared(), _:
             return _cleared(state, now_s, limits)
@@ -228,18 +216,18 @@ def exhausted(state: Supervision, limits: SupervisionConfig) -> bool:
     return len(state.ends_s) > limits.most_restarts
 
 
-def _to(state: Supervision, phase: Phase, now_s: float) -> Supervision:
+def _to(state: Supervision, phase: EngineState, now_s: float) -> Supervision:
     return replace(state, phase=phase, since_s=now_s, next_try_s=None)
 
 
 def _launch(state: Supervision, now_s: float) -> Step:
-    return _to(state, Phase.STARTING, now_s), (Launch(state.values),)
+    return _to(state, EngineState.STARTING, now_s), (Launch(state.values),)
 
 
 def _serving(state: Supervision, now_s: float) -> Step:
     # Whatever it was started with is the good one from here on.
     state = replace(state, values=Values.GOOD, served=True, tries=0, planned=False)
-    return _to(state, Phase.SERVING, now_s), ()
+    return _to(state, EngineState.SERVING, now_s), ()
 
 
 def _counted(state: Supervision, now_s: float, limits: SupervisionConfig) -> Supervision:
@@ -251,32 +239,32 @@ def _start_failed(
     state: Supervision, event: StartFailed, now_s: float, limits: SupervisionConfig
 ) -> Step:
     if not state.served:
-        return _to(state, Phase.FAILED, now_s), (End(Outcome.NEVER_SERVED),)
+        return _to(state, EngineState.FAILED, now_s), (End(Outcome.NEVER_SERVED),)
     if state.values is Values.WANTED:
         state = replace(state, tries=state.tries + 1)
         if event.refused or state.tries >= limits.start_tries:
             state = replace(state, values=Values.GOOD, tries=0, planned=False)
-            return _to(state, Phase.STARTING, now_s), (
+            return _to(state, EngineState.STARTING, now_s), (
                 Quarantine(event.why),
                 Launch(Values.GOOD),
             )
         return _wait(state, now_s, wait_s(state.tries, limits)), ()
     state = _counted(state, now_s, limits)
     if exhausted(state, limits):
-        return _to(state, Phase.FAILED, now_s), (End(Outcome.GIVEN_UP),)
+        return _to(state, EngineState.FAILED, now_s), (End(Outcome.GIVEN_UP),)
     return _wait(state, now_s, wait_s(len(state.ends_s), limits)), ()
 
 
 def _wait(state: Supervision, now_s: float, for_s: float) -> Supervision:
-    return replace(_to(state, Phase.RESTARTING, now_s), next_try_s=now_s + for_s)
+    return replace(_to(state, EngineState.RESTARTING, now_s), next_try_s=now_s + for_s)
 
 
 def _died(state: Supervision, event: Died, now_s: float, limits: SupervisionConfig) -> Step:
     state = _counted(replace(state, died_total=state.died_total + 1), now_s, limits)
-    phase = Phase.RESTARTING
+    phase = EngineState.RESTARTING
     # One that was to be restarted anyway is not given up for having died on the way.
     if state.stopping or (exhausted(state, limits) and not state.planned):
-        phase = Phase.FAILED
+        phase = EngineState.FAILED
     return _to(state, phase, now_s), (TakeDown(event.why, event.hangs),)
 
 
@@ -291,16 +279,16 @@ def _planned(state: Supervision, event: RestartAsked) -> Supervision:
 
 
 def _plan(state: Supervision, event: RestartAsked, now_s: float) -> Step:
-    return _to(_planned(state, event), Phase.DRAINING, now_s), (Drain(event.drain_s),)
+    return _to(_planned(state, event), EngineState.DRAINING, now_s), (Drain(event.drain_s),)
 
 
 def _cleared(state: Supervision, now_s: float, limits: SupervisionConfig) -> Step:
     match state.phase:
-        case Phase.FAILED:
+        case EngineState.FAILED:
             return state, (End(Outcome.GIVEN_UP),)
-        case Phase.STOPPED:
+        case EngineState.STOPPED:
             return state, (End(Outcome.STOPPED),)
-        case Phase.RESTARTING if state.next_try_s is None:
+        case EngineState.RESTARTING if state.next_try_s is None:
             if state.planned:
                 return _launch(state, now_s)
             return _wait(state, now_s, wait_s(len(state.ends_s), limits)), ()
@@ -309,19 +297,21 @@ def _cleared(state: Supervision, now_s: float, limits: SupervisionConfig) -> Ste
 
 def _stop(state: Supervision, event: StopAsked, now_s: float) -> Step:
     match state.phase:
-        case Phase.STARTING:
-            return _to(replace(state, stopping=True), Phase.STOPPED, now_s), (AbortStart(),)
-        case Phase.SERVING:
+        case EngineState.STARTING:
+            return _to(replace(state, stopping=True), EngineState.STOPPED, now_s), (AbortStart(),)
+        case EngineState.SERVING:
             state = replace(state, stopping=True, planned=False)
-            return _to(state, Phase.DRAINING, now_s), (Drain(event.drain_s),)
-        case Phase.DRAINING if state.stopping:
+            return _to(state, EngineState.DRAINING, now_s), (Drain(event.drain_s),)
+        case EngineState.DRAINING if state.stopping:
             return state, (CutDrain(),)
-        case Phase.DRAINING:
+        case EngineState.DRAINING:
             # The drain that goes on is of the restart; the stop has a limit of its own.
             state = replace(state, stopping=True, planned=False)
             return state, (Drain(event.drain_s),)
-        case Phase.RESTARTING if state.next_try_s is not None:
-            return _to(replace(state, stopping=True), Phase.STOPPED, now_s), (End(Outcome.STOPPED),)
-        case Phase.RESTARTING:
-            return _to(replace(state, stopping=True), Phase.STOPPED, now_s), ()
+        case EngineState.RESTARTING if state.next_try_s is not None:
+            return _to(replace(state, stopping=True), EngineState.STOPPED, now_s), (
+                End(Outcome.STOPPED),
+            )
+        case EngineState.RESTARTING:
+            return _to(replace(state, stopping=True), EngineState.STOPPED, now_s), ()
     return state, ()

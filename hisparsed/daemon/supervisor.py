@@ -17,7 +17,7 @@ from typing import Any, ParamSpec
 from hisparsed.config.node import NodeConfig
 from hisparsed.control.announce import DAEMON
 from hisparsed.control.api_engine import EngineBusyError, RestartPlan
-from hisparsed.control.status_engine import EngineEnd, EngineLifeStatus
+from hisparsed.control.status_engine import EngineEnd, EngineLifeStatus, EngineState
 from hisparsed.daemon import supervision
 from hisparsed.daemon.engine_evidence import evidence_document, save_evidence
 from hisparsed.daemon.engine_life import EngineLife, LifeFactory
@@ -31,7 +31,7 @@ from hisparsed.daemon.parts import ControlParts
 from hisparsed.daemon.patience import engine_stop_s, start_limit_s
 from hisparsed.daemon.refusal import Refusal
 from hisparsed.daemon.start import StoppedWhileStarting
-from hisparsed.daemon.supervision import Outcome, Phase, Values
+from hisparsed.daemon.supervision import Outcome, Values
 from hisparsed.daemon.supervisor_view import away_words, engine_status, plan_sentence
 from hisparsed.errors import EngineStartError, UserError
 
@@ -142,7 +142,7 @@ class Supervisor:
         self._tell(event)
         if self._state.phase is not before.phase or self._state.stopping is not before.stopping:
             self._news.entered(self._state, drain_s=self._config.drain_timeout)
-        if self._state.phase is Phase.SERVING and isinstance(event, supervision.Ready):
+        if self._state.phase is EngineState.SERVING and isinstance(event, supervision.Ready):
             self._serve()
         self._do_all(actions)
 
@@ -151,7 +151,7 @@ class Supervisor:
         if state.next_try_s is not None:
             wait_s = max(0.0, state.next_try_s - time.monotonic())
         match event:
-            case supervision.Died() if state.phase in (Phase.RESTARTING, Phase.FAILED):
+            case supervision.Died() if state.phase in (EngineState.RESTARTING, EngineState.FAILED):
                 self._why = event.why
                 self._news.died(event, state)
             case supervision.StartFailed(why) if state.served and not state.stopping:
@@ -159,7 +159,7 @@ class Supervisor:
                 self._news.start_failed(why, wait_s)
             case supervision.Cleared() if self._why and self._last_end is not None:
                 self._news.cleared(self._last_end, wait_s)
-            case supervision.Drained() if state.phase is Phase.STOPPED:
+            case supervision.Drained() if state.phase is EngineState.STOPPED:
                 self._news.stopped(self._parts.gate.open_requests)
 
     async def _abandon(self) -> None:
@@ -216,13 +216,13 @@ class Supervisor:
     def away(self) -> Refusal:
         """What clients are told while no call can start."""
         state = self._state
-        if state.stopping or state.phase is Phase.FAILED:
+        if state.stopping or state.phase is EngineState.FAILED:
             return STOPPING
         now_s = time.monotonic()
         left_s = start_s = self._last_start_s or _TYPICAL_START_S
         if state.next_try_s is not None:
             left_s += max(0.0, state.next_try_s - now_s)
-        elif state.phase is Phase.STARTING:
+        elif state.phase is EngineState.STARTING:
             left_s = max(1.0, start_s - (now_s - state.since_s))
         retry_s = min(_LONGEST_RETRY_S, math.ceil(left_s))
         return Refusal(503, "engine_unavailable", away_words(state), retry_s)
@@ -242,8 +242,8 @@ class Supervisor:
 
     def _plan(self, drain_s: float | None) -> tuple[RestartPlan, EngineValues]:
         state = self._state
-        waits = state.phase is Phase.RESTARTING and state.next_try_s is not None
-        if state.stopping or not (state.phase is Phase.SERVING or waits):
+        waits = state.phase is EngineState.RESTARTING and state.next_try_s is not None
+        if state.stopping or not (state.phase is EngineState.SERVING or waits):
             raise EngineBusyError(
                 f"no restart can begin now: {self.status().sentence}; look at `hisparsed status` "
                 "and try again"
@@ -348,7 +348,7 @@ class Supervisor:
             self._living.cancel()
         self._parts.slot.take_away(self.away())
         stop_s = self._stop_s(self._good)
-        if self._state.stopping or self._state.phase is Phase.FAILED:
+        if self._state.stopping or self._state.phase is EngineState.FAILED:
             self._parts.manager.stopping("Stopping the engine", within_s=2 * stop_s)
         async with self._parts.manager.busy("Stopping the engine", at_most_s=2 * stop_s):
             last, at_unix_s = life.last, time.time()

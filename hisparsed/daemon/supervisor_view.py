@@ -15,7 +15,7 @@ from hisparsed.control.status_engine import (
     QuarantinedValues,
 )
 from hisparsed.daemon.engine_record import PutAside
-from hisparsed.daemon.supervision import Phase, Supervision
+from hisparsed.daemon.supervision import Supervision
 from hisparsed.policy.restart import PendingRestart
 from hisparsed.policy.units import format_duration
 
@@ -43,7 +43,7 @@ def engine_status(
     if state.next_try_s is not None:
         next_try_unix_s = now_unix_s + state.next_try_s - now_s
     return EngineLifeStatus(
-        state=EngineState(state.phase.value),
+        state=state.phase,
         since_unix_s=now_unix_s + state.since_s - now_s,
         sentence=_sentence(state, limits, now_s, why),
         died_total=state.died_total,
@@ -62,20 +62,20 @@ def _sentence(state: Supervision, limits: SupervisionConfig, now_s: float, why: 
     since = format_duration(max(0, round(now_s - state.since_s)))
     after = f" after: {why}" if why else ""
     match state.phase:
-        case Phase.STARTING:
+        case EngineState.STARTING:
             return f"the engine has been starting for {since}{after}"
-        case Phase.SERVING:
+        case EngineState.SERVING:
             return f"the engine has served for {since}"
-        case Phase.DRAINING:
+        case EngineState.DRAINING:
             what = "the daemon stops" if state.stopping else "the engine is restarted"
             return f"open calls end, for {since} now, before {what}"
-        case Phase.RESTARTING if state.next_try_s is not None:
+        case EngineState.RESTARTING if state.next_try_s is not None:
             left = format_duration(max(0, round(state.next_try_s - now_s)))
             tries = f"{len(state.ends_s)} of {limits.most_restarts} restarts used"
             return f"no engine{after}; the next try comes in {left} ({tries})"
-        case Phase.RESTARTING:
+        case EngineState.RESTARTING:
             return f"the engine is being taken down{after}"
-        case Phase.FAILED:
+        case EngineState.FAILED:
             return f"the engine is given up{after}; the daemon ends"
         case _:
             return "the daemon stops"
@@ -83,7 +83,7 @@ def _sentence(state: Supervision, limits: SupervisionConfig, now_s: float, why: 
 
 def away_words(state: Supervision) -> str:
     """For clients: why no call can start. Says nothing of what the operator has to know."""
-    if state.phase is Phase.STARTING and not state.served:
+    if state.phase is EngineState.STARTING and not state.served:
         return "this node's engine is starting; retry after the time given, or elsewhere"
     return "this node's engine is being restarted; retry after the time given, or elsewhere"
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hisparsed.config.supervision import SupervisionConfig
+from hisparsed.control.status_engine import EngineState
 from hisparsed.daemon.supervision import (
     AbortStart,
     Action,
@@ -22,7 +23,6 @@ from hisparsed.daemon.supervision import (
     Event,
     Launch,
     Outcome,
-    Phase,
     Quarantine,
     Ready,
     RestartAsked,
@@ -61,22 +61,26 @@ def after(
 
 def test_a_first_engine_is_started_with_what_the_documents_say() -> None:
     state, actions = begin(Values.WANTED, 5.0)
-    assert (state.phase, state.since_s, actions) == (Phase.STARTING, 5.0, (Launch(Values.WANTED),))
+    assert (state.phase, state.since_s, actions) == (
+        EngineState.STARTING,
+        5.0,
+        (Launch(Values.WANTED),),
+    )
 
 
 def test_a_first_engine_that_does_not_start_ends_the_daemon_loudly() -> None:
     for refused in (False, True):
         state, actions = after([StartFailed("no", refused)])
-        assert (state.phase, actions) == (Phase.FAILED, (End(Outcome.NEVER_SERVED),))
+        assert (state.phase, actions) == (EngineState.FAILED, (End(Outcome.NEVER_SERVED),))
 
 
 def test_a_dead_engine_is_taken_down_and_started_again_with_what_served() -> None:
     state, actions = after([Ready(), KILLED])
-    assert (state.phase, actions) == (Phase.RESTARTING, (TakeDown("killed"),))
+    assert (state.phase, actions) == (EngineState.RESTARTING, (TakeDown("killed"),))
     state, actions = after([Ready(), KILLED, Cleared()])
     assert (state.next_try_s, actions) == (1.0, ())
     state, actions = after([Ready(), KILLED, Cleared(), Due()])
-    assert (state.phase, actions) == (Phase.STARTING, (Launch(Values.GOOD),))
+    assert (state.phase, actions) == (EngineState.STARTING, (Launch(Values.GOOD),))
 
 
 def test_an_engine_that_hangs_is_not_asked_to_stop() -> None:
@@ -93,7 +97,7 @@ def test_each_further_death_waits_twice_as_long_up_to_the_longest() -> None:
 def test_one_death_more_than_allowed_in_the_window_ends_the_daemon() -> None:
     again: list[Event] = [KILLED, Cleared(), Due(), Ready()]
     state, actions = after([Ready(), *again, *again, KILLED])
-    assert (state.phase, actions) == (Phase.FAILED, (TakeDown("killed"),))
+    assert (state.phase, actions) == (EngineState.FAILED, (TakeDown("killed"),))
     assert step(state, Cleared(), 0.0, LIMITS)[1] == (End(Outcome.GIVEN_UP),)
 
 
@@ -103,18 +107,18 @@ def test_deaths_before_the_window_are_forgotten() -> None:
     )
     assert len(state.ends_s) == 2
     state, _ = step(state, KILLED, 3600.0, LIMITS)
-    assert (state.phase, state.ends_s) == (Phase.RESTARTING, (3600.0,))
+    assert (state.phase, state.ends_s) == (EngineState.RESTARTING, (3600.0,))
 
 
 def test_no_restart_at_all_can_be_asked_for() -> None:
     limits = LIMITS.model_copy(update={"most_restarts": 0})
     state, _ = after([Ready(), KILLED], limits=limits)
-    assert state.phase is Phase.FAILED
+    assert state.phase is EngineState.FAILED
 
 
 def test_a_failed_start_after_a_death_counts_as_one_more() -> None:
     state, actions = after([Ready(), KILLED, Cleared(), Due(), StartFailed("no memory")])
-    assert (state.phase, state.next_try_s, actions) == (Phase.RESTARTING, 2.0, ())
+    assert (state.phase, state.next_try_s, actions) == (EngineState.RESTARTING, 2.0, ())
     _, actions = after(
         [Ready(), KILLED, Cleared(), Due(), StartFailed("no"), Due(), StartFailed("no")]
     )
@@ -134,13 +138,13 @@ def test_new_values_that_can_never_start_are_put_aside_at_once() -> None:
     planned: list[Event] = [Ready(), RestartAsked(0.0, changes=True), Drained(), Cleared()]
     state, actions = after([*planned, StartFailed("refused", refused=True)])
     assert actions == (Quarantine("refused"), Launch(Values.GOOD))
-    assert state.phase is Phase.STARTING
+    assert state.phase is EngineState.STARTING
 
 
 def test_new_values_that_do_not_start_are_tried_again_before_they_are_put_aside() -> None:
     planned: list[Event] = [Ready(), RestartAsked(0.0, changes=True), Drained(), Cleared()]
     state, actions = after([*planned, StartFailed("no")])
-    assert (state.phase, state.next_try_s, actions) == (Phase.RESTARTING, 1.0, ())
+    assert (state.phase, state.next_try_s, actions) == (EngineState.RESTARTING, 1.0, ())
     _, actions = after([*planned, StartFailed("no"), Due()])
     assert actions == (Launch(Values.WANTED),)
     _, actions = after([*planned, StartFailed("no"), Due(), StartFailed("no")])
@@ -156,7 +160,7 @@ def test_new_values_that_served_are_the_good_ones_from_then_on() -> None:
 def test_a_restart_without_new_values_quarantines_nothing() -> None:
     planned: list[Event] = [Ready(), RestartAsked(0.0, changes=False), Drained(), Cleared()]
     state, actions = after([*planned, StartFailed("no", refused=True)])
-    assert (state.phase, actions) == (Phase.RESTARTING, ())
+    assert (state.phase, actions) == (EngineState.RESTARTING, ())
 
 
 def test_an_engine_that_dies_while_it_drains_for_a_restart_is_restarted_at_once() -> None:
@@ -169,7 +173,7 @@ def test_an_engine_that_dies_while_it_drains_for_a_restart_is_restarted_at_once(
 def test_somebody_who_asks_while_the_next_try_is_waited_for_gets_it_at_once() -> None:
     waiting: list[Event] = [Ready(), KILLED, Cleared()]
     state, actions = after([*waiting, RestartAsked(0.0, changes=False)])
-    assert (state.phase, actions) == (Phase.STARTING, (Launch(Values.GOOD),))
+    assert (state.phase, actions) == (EngineState.STARTING, (Launch(Values.GOOD),))
 
 
 @pytest.mark.parametrize(
@@ -306,13 +310,13 @@ def test_whatever_comes_there_is_one_engine_at_most_and_none_is_left(
             ended = ended or isinstance(action, End)
         unplanned += isinstance(event, Died)
         assert state.since_s >= before.since_s
-        if state.phase is Phase.SERVING:
+        if state.phase is EngineState.SERVING:
             assert shell.running
             assert state.values is Values.GOOD
         if state.next_try_s is not None:
-            assert state.phase is Phase.RESTARTING
+            assert state.phase is EngineState.RESTARTING
             assert now_s < state.next_try_s <= now_s + LIMITS.longest_wait
-        if state.phase in (Phase.STARTING, Phase.SERVING) and not state.planned:
+        if state.phase in (EngineState.STARTING, EngineState.SERVING) and not state.planned:
             assert not exhausted(state, LIMITS)
     assert state.died_total == unplanned
 
