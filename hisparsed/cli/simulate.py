@@ -17,7 +17,8 @@ def simulate(
     trace: Annotated[
         list[str] | None,
         typer.Option(
-            help="Trace file, or openhands; several run side by side. The shipped one if not given."
+            help="Trace file, openhands or openhands@TOKENS; several run side by side. If not given, "
+            "the shipped one."
         ),
     ] = None,
     then: Annotated[
@@ -40,8 +41,9 @@ def simulate(
         typer.Option(min=1, help="Sessions at a time on the whole node; may be given again."),
     ] = None,
     load: Annotated[
-        float, typer.Option(help="How many times as fast recorded sessions start.")
-    ] = 1.0,
+        list[float] | None,
+        typer.Option(help="How many times as fast recorded sessions start; may be given again."),
+    ] = None,
     scale: Annotated[
         str, typer.Option(help="Part of node and sessions that is simulated, e.g. 1/8.")
     ] = "1/8",
@@ -58,7 +60,8 @@ def simulate(
         str | None, typer.Option(help="Host memory of both pools, e.g. 512GiB; the node's if not.")
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="Leave out calls longer than this.")
+        int | None,
+        typer.Option(min=2, help="The engine's limit: longer calls are left out."),
     ] = None,
     prompt_only: Annotated[
         bool, typer.Option("--prompt-only", help="Offload prompts and not answers.")
@@ -99,7 +102,7 @@ def simulate(
             policies=policy or ("stock", "policy"),
             sweep=sweep,
             users=users or (),
-            load=load,
+            loads=load or (),
             scale=scale,
             duration=for_,
             warmup=warmup,

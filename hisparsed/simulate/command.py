@@ -16,21 +16,22 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from pydantic_core import PydanticCustomError
-
 from hisparsed.config.node_description import NodeDescription, load_node_description
 from hisparsed.errors import UserError
-from hisparsed.policy.units import parse_bytes
 from hisparsed.replay.model import Trace
 from hisparsed.replay.options import parse_duration_s, parse_scale
 from hisparsed.replay.trace import SHIPPED_TRACE, load_trace
 from hisparsed.simulate.change import after_change
 from hisparsed.simulate.display import progress_display
 from hisparsed.simulate.measures import Measures
-from hisparsed.simulate.openhands import NAME as OPENHANDS
-from hisparsed.simulate.openhands import openhands_trace
+from hisparsed.simulate.openhands import is_openhands, openhands_trace
 from hisparsed.simulate.plots import draw_all, require_plots
-from hisparsed.simulate.policies import PolicyChoice, choose_policy, sweep_policies
+from hisparsed.simulate.policies import (
+    PolicyChoice,
+    choose_policy,
+    parse_budget,
+    sweep_policies,
+)
 from hisparsed.simulate.report import write_report
 from hisparsed.simulate.scale_error import ScaleError, error_text, scale_error
 from hisparsed.simulate.scenario import Scenario, Traffic
@@ -52,7 +53,7 @@ class SimulateOptions:
     policies: Sequence[str]
     sweep: str | None
     users: Sequence[int]
-    load: float
+    loads: Sequence[float]
     scale: str
     duration: str
     warmup: str | None
@@ -106,7 +107,7 @@ def run_command(options: SimulateOptions) -> None:
 
 
 def _scenarios(options: SimulateOptions) -> list[Scenario]:
-    """One for each number of users; one alone where sessions start as the trace says."""
+    """One for each number of users, or for each pace where sessions start as the trace says."""
     node = varied(
         load_node_description(options.node),
         misses=parse_factor("--misses", options.misses),
@@ -126,9 +127,11 @@ def _scenarios(options: SimulateOptions) -> list[Scenario]:
         warmup_s=warmup_s,
         think_scale=options.think_scale,
         offload_prompt_only=options.prompt_only,
+        max_model_len=options.max_model_len,
     )
-    if not 0 < options.load < math.inf:
-        raise UserError(f"--load: {options.load:g} is not right; need a number above 0")
+    for load in options.loads:
+        if not 0 < load < math.inf:
+            raise UserError(f"--load: {load:g} is not right; need a number above 0")
     if scenario.scale > 1:
         raise UserError(f"--scale: {options.scale} is more than the whole node; need at most 1")
     traces = [_trace(name) for name in options.traces or [str(SHIPPED_TRACE)]]
@@ -139,8 +142,9 @@ def _scenarios(options: SimulateOptions) -> list[Scenario]:
     recorded = any(one.has_starts for one in sessions) and not options.users
     counts = [None] if recorded else list(options.users or [DEFAULT_USERS])
     return [
-        replace(scenario, traffic=_traffic(sessions, then, users, options.load, duration_s))
+        replace(scenario, traffic=_traffic(sessions, then, users, load, duration_s))
         for users in counts
+        for load in options.loads or [1.0]
     ]
 
 
@@ -165,19 +169,11 @@ def _traffic(
 
 
 def _trace(name: str) -> Trace:
-    return openhands_trace() if name == OPENHANDS else load_trace(Path(name))
+    return openhands_trace(name) if is_openhands(name) else load_trace(Path(name))
 
 
 def _budget(text: str | None, node: NodeDescription) -> int:
-    if text is None:
-        return node.host.budget
-    try:
-        budget = parse_bytes(text)
-    except PydanticCustomError as error:
-        raise UserError(f"--host-budget: {error.message()}") from None
-    if budget == 0:
-        raise UserError("--host-budget: 0 holds nothing; give a size such as 512GiB")
-    return budget
+    return node.host.budget if text is None else parse_budget("--host-budget", text)
 
 
 def _run_all(
@@ -229,21 +225,26 @@ def _run_all(
 
 
 def scenario_label(scenario: Scenario, policy: PolicyChoice, scenarios: int) -> str:
-    users = scenario.traffic[0].users
-    return policy.name if scenarios == 1 or users is None else f"{policy.name}, {users} users"
+    if scenarios == 1:
+        return policy.name
+    traffic = scenario.traffic[0]
+    pace = f"load {traffic.load:g}" if traffic.users is None else f"{traffic.users} users"
+    return f"{policy.name}, {pace}"
 
 
 def _summary(
     scenario: Scenario, policy: PolicyChoice, seed: int, measures: Measures, limits: Limits
 ) -> PolicyResult:
+    first = scenario.traffic[0]
     return summarise(
         policy.name,
-        scenario.traffic[0].users,
+        first.users,
         seed,
         measures,
         scale=scenario.scale,
         copy_bandwidth=scenario.node.gpu.copy_bandwidth,
         limits=limits,
+        trace_load=first.load if first.users is None else None,
     )
 
 

@@ -22,28 +22,30 @@ class Experiment:
     name: str
     policies: Sequence[str]
     options: Sequence[str]
+    users: Sequence[int] = ()
+    """Each is a run of its own; none where sessions start when the trace says."""
+    loads: Sequence[float] = ()
+    """As ``users``, for the pace at which recorded sessions start."""
     seeds: int = 1
     oracle: bool = False
     """Whether the first policy is held against the best of the others."""
 
-    def command(self, traces: str, *seed: str) -> list[str]:
-        """Arguments of `hisparsed`; ``seed`` are those that choose seeds."""
+    @property
+    def runs(self) -> list[tuple[str, ...]]:
+        """The options of each run that the others do not have."""
+        found: list[tuple[str, ...]] = [("--users", str(count)) for count in self.users]
+        found += [("--load", f"{load:g}") for load in self.loads]
+        return found or [()]
+
+    def command(self, traces: str, *own: str) -> list[str]:
+        """Arguments of `hisparsed`; ``own`` are those of a run and its seeds."""
         policies = [part for policy in self.policies for part in ("--policy", policy)]
         options = [one.format(traces=traces) for one in self.options]
-        return ["simulate", *options, *seed, *policies]
-
-
-def _users(*counts: int) -> tuple[str, ...]:
-    return tuple(part for count in counts for part in ("--users", str(count)))
+        return ["simulate", *options, *own, *policies]
 
 
 def _fixed(*shares: int) -> tuple[str, ...]:
     return tuple(f"{ADAPTIVE},pools.hisparse={share}%" for share in shares)
-
-
-def _shares(*values: str) -> tuple[str, ...]:
-    """Of the starts for the call that has waited longest."""
-    return tuple(f"{ADAPTIVE},admission.oldest_share={value}" for value in values)
 
 
 def _held(multiplier: int) -> str:
@@ -51,70 +53,103 @@ def _held(multiplier: int) -> str:
     return ADAPTIVE + "".join(f",hot.{key}={multiplier}" for key in ("min", "start", "max"))
 
 
-_SHORT = ("--for", "10m", "--warmup", "3m")
-_OPENHANDS = ("--trace", "openhands", "--for", "3m", "--warmup", "45s", "--scale", "1/4")
+_CEILING = f"{ADAPTIVE},host.budget=4TiB"
+"""As if nothing were ever lost: what remains is computing, GPU memory and the users' pauses."""
+_ARRIVAL = f"{ADAPTIVE},levers.admission.mode=off"
+_STEADY = ("--for", "30m", "--warmup", "12m")
+"""Long enough that the backlog of everybody's first prompt is gone when measuring begins."""
+_SHORT = ("--for", "20m", "--warmup", "8m")
+_OPENHANDS = ("--for", "3m", "--warmup", "45s", "--scale", "1/4", "--trace")
 _HOT = (_held(5), _held(2), ADAPTIVE, f"{ADAPTIVE},hot.sharing=marginal-gain")
 _SPREAD = ("--curve-spread", "1")
 
 EXPERIMENTS = (
     Experiment(
-        "openhands", ("standard", "stock", ADAPTIVE), (*_OPENHANDS, *_users(8, 16, 24, 32)), 3
-    ),
-    Experiment(
         "load",
-        ("stock", ADAPTIVE),
-        ("--trace", _AGENTS, *_users(64, 96, 128, 192), "--for", "15m", "--warmup", "5m"),
-        2,
-    ),
-    Experiment(
-        "late",
-        ("stock", ADAPTIVE),
-        ("--trace", _AGENTS, *_users(96, 128), "--for", "25m", "--warmup", "12m"),
+        ("stock", ADAPTIVE, _CEILING),
+        ("--trace", _AGENTS, *_STEADY),
+        users=(64, 80, 96, 128, 192),
+        seeds=3,
     ),
     Experiment(
         "split",
-        (ADAPTIVE, *_fixed(75, 90, 95, 97)),
-        ("--trace", _AGENTS, *_users(128), "--for", "20m", "--warmup", "8m"),
+        (ADAPTIVE, *_fixed(60, 65, 70, 75, 80, 85, 90, 94, 95, 96, 97, 98)),
+        ("--trace", _AGENTS, *_STEADY),
+        users=(128,),
+        seeds=2,
         oracle=True,
     ),
-    Experiment("hot", _HOT, (*_OPENHANDS, *_users(16, 32, 48), *_SPREAD), 2),
     Experiment(
-        "hot-worse",
-        _HOT,
-        (*_OPENHANDS, *_users(32), *_SPREAD, "--misses", "x1.5", "--union", "x1.5"),
-        2,
-    ),
-    Experiment(
-        "change",
-        (ADAPTIVE, "stock", *_fixed(90, 95)),
-        ("--trace", _AGENTS, *_users(96), "--then", _CHAT, "--for", "16m", "--warmup", "3m"),
-        2,
-        oracle=True,
+        "openhands",
+        ("standard", "stock", ADAPTIVE),
+        (*_OPENHANDS, "openhands"),
+        users=(8, 16, 24, 32),
+        seeds=3,
     ),
     Experiment(
         "chat",
-        (ADAPTIVE, "stock", *_fixed(85, 90, 95)),
+        (ADAPTIVE, *_fixed(60, 70, 75, 80, 85, 90, 94, 95, 96, 97, 98)),
         ("--trace", _CHAT, *_SHORT),
+        seeds=2,
         oracle=True,
+    ),
+    Experiment(
+        "chat-load",
+        ("stock", ADAPTIVE, _CEILING),
+        ("--trace", _CHAT, *_SHORT),
+        loads=(0.5, 1.0, 1.5),
+        seeds=2,
+    ),
+    Experiment(
+        "change",
+        (ADAPTIVE, "stock", *_fixed(75, 90, 95, 97)),
+        ("--trace", _AGENTS, "--then", _CHAT, "--for", "24m", "--warmup", "6m"),
+        users=(96,),
+        seeds=2,
+        oracle=True,
+    ),
+    Experiment(
+        "change-back",
+        (ADAPTIVE, "stock", *_fixed(90, 95)),
+        ("--trace", _CHAT, "--then", _AGENTS, "--for", "24m", "--warmup", "6m", "--users", "96"),
+        seeds=2,
+        oracle=True,
+    ),
+    Experiment("hot", _HOT, (*_OPENHANDS, "openhands", *_SPREAD), users=(16, 32, 48), seeds=2),
+    Experiment(
+        "hot-worse",
+        _HOT,
+        (*_OPENHANDS, "openhands", *_SPREAD, "--misses", "x1.5", "--union", "x1.5"),
+        users=(32,),
+        seeds=2,
     ),
     Experiment(
         "admission",
         (
-            "stock",
-            *_shares("0%", "0%,admission.ageing=2m", "0%,admission.ageing=4m"),
-            *_shares("10%", "20%", "33%"),
+            _ARRIVAL,
+            ADAPTIVE,
+            f"{ADAPTIVE},admission.engage_at=95%,admission.release_at=80%",
+            f"{ADAPTIVE},admission.oldest_share=0%",
+            f"{ADAPTIVE},admission.oldest_share=0%,admission.ageing=2m",
+            f"{ADAPTIVE},admission.max_waiting_sessions=4,admission.when_full=wait",
+            f"{ADAPTIVE},admission.max_waiting_sessions=4,admission.when_full=refuse",
         ),
-        ("--trace", _AGENTS, *_users(128), "--for", "20m", "--warmup", "5m"),
+        ("--trace", _AGENTS, *_STEADY),
+        users=(48, 96, 128, 160),
     ),
     Experiment(
-        "crowded",
-        ("stock", *_shares("0%", "0%,admission.ageing=2m", "20%", "33%")),
-        ("--trace", _AGENTS, *_users(192), "--for", "20m", "--warmup", "5m"),
+        "burst",
+        ("stock", ADAPTIVE, _ARRIVAL),
+        ("--trace", _AGENTS, "--for", "12m", "--warmup", "10s"),
+        users=(96, 128, 192),
+        seeds=2,
     ),
     Experiment(
         "copies",
         ("stock", "stock,copies=1", ADAPTIVE, f"{ADAPTIVE},copies=8"),
-        ("--trace", _AGENTS, *_users(96), *_SHORT),
+        ("--trace", _AGENTS, *_SHORT),
+        users=(128,),
+        seeds=2,
     ),
     Experiment(
         "store",
@@ -122,25 +157,27 @@ EXPERIMENTS = (
             *(ADAPTIVE, f"{ADAPTIVE},offload.policy=arc", f"{ADAPTIVE},offload.threshold=2"),
             f"{ADAPTIVE},offload.prompt_only=true",
         ),
-        ("--trace", _AGENTS, *_users(96), *_SHORT),
+        ("--trace", _AGENTS, *_SHORT),
+        users=(128,),
+        seeds=2,
     ),
     Experiment(
         "mix",
         ("stock", ADAPTIVE),
-        ("--trace", _AGENTS, "--trace", _CHAT, *_users(96), *_SHORT),
-    ),
-    Experiment(
-        "limits",
-        (
-            f"{ADAPTIVE},levers.admission.mode=off",
-            f"{ADAPTIVE},admission.max_waiting_sessions=4,admission.when_full=wait",
-            f"{ADAPTIVE},admission.max_waiting_sessions=4,admission.when_full=refuse",
-        ),
-        ("--trace", _AGENTS, *_users(128), "--for", "15m", "--warmup", "5m"),
+        ("--trace", _AGENTS, "--trace", _CHAT, *_SHORT),
+        users=(96,),
+        seeds=2,
     ),
     Experiment(
         "openhands-one",
         ("standard", "stock", ADAPTIVE),
-        ("--trace", "openhands", *_users(1), "--for", "3m", "--warmup", "45s", "--scale", "1"),
+        ("--trace", "openhands", "--for", "3m", "--warmup", "45s", "--scale", "1"),
+        users=(1,),
+    ),
+    Experiment(
+        "million",
+        ("stock", ADAPTIVE),
+        ("--trace", "openhands@1000000", "--for", "1h", "--warmup", "30m", "--scale", "1"),
+        users=(32,),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hisparsed.errors import UserError
 from hisparsed.replay.model import BlockRun, Call, Session, Trace
 
 NAME = "openhands"
@@ -12,11 +13,19 @@ ANSWER_TOKENS = 220
 _BLOCK_TOKENS = 64
 
 
-def openhands_trace() -> Trace:
-    """One session of 13 turns without pauses; every play of it has a prefix of its own."""
-    calls = []
+def is_openhands(name: str) -> bool:
+    """Whether a trace's name means this workload: openhands, or openhands@TOKENS."""
+    return name.partition("@")[0] == NAME
+
+
+def openhands_trace(name: str = NAME) -> Trace:
+    """One session of 13 turns without pauses; every play of it has a prefix of its own.
+
+    ``openhands@1000000`` has the first prompt so long instead. Raises ``UserError``.
+    """
+    first, calls = _first_tokens(name), []
     for turn in range(TURNS):
-        tokens = FIRST_TOKENS + turn * (LATER_TOKENS + ANSWER_TOKENS)
+        tokens = first + turn * (LATER_TOKENS + ANSWER_TOKENS)
         full = tokens // _BLOCK_TOKENS
         calls.append(
             Call(
@@ -28,4 +37,16 @@ def openhands_trace() -> Trace:
                 api_time_s=None,
             )
         )
-    return Trace(NAME, _BLOCK_TOKENS, (Session(NAME, tuple(calls), 0.0),))
+    return Trace(name, _BLOCK_TOKENS, (Session(name, tuple(calls), 0.0),))
+
+
+def _first_tokens(name: str) -> int:
+    _, given, text = name.partition("@")
+    if not given:
+        return FIRST_TOKENS
+    if not text.isdecimal() or int(text) < _BLOCK_TOKENS:
+        raise UserError(
+            f"--trace {name}: {text!r} is no length of a prompt; write its tokens, at least "
+            f"{_BLOCK_TOKENS}, as in openhands@1000000"
+        )
+    return int(text)

@@ -2,7 +2,8 @@
 
 A policy is written NAME or NAME,KEY=VALUE,...: a shipped policy, a file, `stock` or `standard`; the
 keys are those of the policy document. `pools.hisparse=75%` stands for a split that is fixed there;
-`copies=8` and `offload.policy | threshold | prompt_only` are of the node, not of the document.
+`copies=8`, `offload.policy | threshold | prompt_only` and `host.budget=1TiB` are of the node, not
+of the document.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic_core import PydanticCustomError
 
 from hisparsed.config.shipped import shipped_config
 from hisparsed.errors import UserError
 from hisparsed.policy.effective import parse_policy
-from hisparsed.policy.units import parse_fraction
+from hisparsed.policy.units import parse_bytes, parse_fraction
 from hisparsed.policy.yaml_tree import read_tree
 
 STOCK = "stock"
@@ -31,7 +33,8 @@ _MOST_COUNT = 64
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """vLLM's own options of the offload pool, and how many copies of the indexer it keeps."""
+    """vLLM's own options of the offload pool, how many copies of the indexer it keeps, and the
+    memory that both pools share."""
 
     eviction: str = "lru"
     threshold: int = 0
@@ -39,6 +42,8 @@ class Store:
     prompt_only: bool = False
     copies: int | None = None
     """``None``: as stock vLLM or this node has it."""
+    host_budget: int | None = None
+    """Bytes of the whole node; ``None``: those of the scenario."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +102,23 @@ def _store(spec: str, pairs: list[tuple[str, str]]) -> tuple[Store, list[tuple[s
             found = replace(found, prompt_only=value == "true")
         elif key == "copies":
             found = replace(found, copies=_count(spec, key, value))
+        elif key == "host.budget":
+            found = replace(found, host_budget=parse_budget(f"--policy {spec}: {key}", value))
         else:
             rest.append((key, value))
     return found, rest
+
+
+def parse_budget(place: str, text: str) -> int:
+    """Bytes of host memory. Raises ``UserError`` naming ``place``."""
+    try:
+        budget = parse_bytes(text)
+    except PydanticCustomError as error:
+        hint = (error.context or {}).get("hint", "give a size such as 512GiB")
+        raise UserError(f"{place}: {error.message()}; {hint}") from None
+    if budget == 0:
+        raise UserError(f"{place}: 0 holds nothing; give a size such as 512GiB")
+    return budget
 
 
 def _count(spec: str, key: str, value: str) -> int:
@@ -113,8 +132,8 @@ def _stock(spec: str, pairs: list[tuple[str, str]], store: Store) -> PolicyChoic
     for key, value in pairs:
         if key != FIXED_SPLIT:
             raise UserError(
-                f"--policy {spec}: stock vLLM has no {key}; {FIXED_SPLIT}, copies and offload.* "
-                "are known"
+                f"--policy {spec}: stock vLLM has no {key}; {FIXED_SPLIT}, copies, host.budget and "
+                "offload.* are known"
             )
         share = _share(value)
     if share == 0:

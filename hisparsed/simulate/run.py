@@ -49,9 +49,9 @@ def run_policy(
         raise UserError(
             f"--warmup: {scenario.warmup_s:g}s leaves nothing of {scenario.duration_s:g}s"
         )
-    host_budget, command = scenario.host_budget, None
+    host_budget, command = policy.store.host_budget or scenario.host_budget, None
     if policy.text is None and policy.hisparse:
-        host_budget, lent = _stock_sizes(scenario, policy)
+        host_budget, lent = _stock_sizes(scenario, policy, host_budget)
         command = EngineCommand(offload_target_blocks=lent)
     options = SimulatedOptions(
         node=scenario.node,
@@ -141,13 +141,14 @@ def _players(scenario: Scenario, seed: int) -> Players:
 
 
 def _max_model_len(scenario: Scenario) -> int:
-    """The longest call, in whole blocks: a longer limit would only raise vLLM's floors."""
-    tokens = scenario.node.engine.block_tokens
-    longest = -(-scenario.longest // tokens) * tokens
-    if longest > scenario.node.model.max_model_len:
+    """As asked for, or the longest call: a longer limit only raises vLLM's floors."""
+    tokens, most = scenario.node.engine.block_tokens, scenario.node.model.max_model_len
+    longest = -(-(scenario.max_model_len or scenario.longest) // tokens) * tokens
+    if longest > most:
+        asked = "" if scenario.max_model_len is None else "--max-model-len: "
         raise UserError(
-            f"the trace has calls of {longest} tokens, the model takes "
-            f"{scenario.node.model.max_model_len}; set --max-model-len"
+            f"{asked}calls of {longest} tokens are more than the {most} that the model takes; set "
+            f"--max-model-len to {most} or less"
         )
     return longest
 
@@ -183,7 +184,7 @@ def _lease_rows(scenario: Scenario, policy: PolicyChoice) -> int:
     return max(least, min(wanted, most, MOST_LEASE_ROWS))
 
 
-def _stock_sizes(scenario: Scenario, policy: PolicyChoice) -> tuple[int, int]:
+def _stock_sizes(scenario: Scenario, policy: PolicyChoice, budget: int) -> tuple[int, int]:
     """Host bytes and lent blocks that hold as much as stock vLLM's two pools do.
 
     Stock pools are apart, padded to pages and hold a copy of the indexer for each GPU; here the
@@ -194,9 +195,9 @@ def _stock_sizes(scenario: Scenario, policy: PolicyChoice) -> tuple[int, int]:
     model, tokens = scenario.node.model, layout.block_tokens
     host_block = model.layers * model.row_bytes * tokens
     chunk = len(model.index_leaders()) * model.index_row_bytes * tokens
-    hisparse_bytes = int(scenario.host_budget * policy.hisparse_share)
+    hisparse_bytes = int(budget * policy.hisparse_share)
     blocks = hisparse_bytes // layout.host_block_bytes
-    chunks = (scenario.host_budget - hisparse_bytes) // (layout.chunk_bytes * layout.copies)
+    chunks = (budget - hisparse_bytes) // (layout.chunk_bytes * layout.copies)
     lent = math.ceil(chunks / (host_block // chunk))
     return (blocks + lent) * host_block, int(lent * scenario.scale)
 

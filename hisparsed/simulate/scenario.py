@@ -36,6 +36,8 @@ class Scenario:
     warmup_s: float = 600.0
     think_scale: float = 1.0
     offload_prompt_only: bool = False
+    max_model_len: int | None = None
+    """The engine's limit, in tokens; ``None``: the longest call."""
 
     @property
     def longest(self) -> int:

@@ -2,52 +2,87 @@
 
     python -m hisparsed.simulate.study --traces FOLDER --data FOLDER [--only NAME] [docs/study.md]
 
-Results are kept in the data folder, one file for each experiment and seed; what is there is not
-run again. The words between the tables are written by hand.
+Results are kept in the data folder, one file for each experiment, load and seed; what
+is there is not run again. The words between the tables are written by hand.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from hisparsed.errors import UserError
 from hisparsed.simulate.experiments import EXPERIMENTS, Experiment
 from hisparsed.simulate.summary import PolicyResult
-from hisparsed.simulate.table import HEADS, grouped, rows
+from hisparsed.simulate.table import HEADS, grouped, rows, traffic_text
 
 
-def run(experiment: Experiment, seed: int, traces: str, data: Path) -> None:
-    """Unless its results are there. Raises ``UserError`` when it fails."""
-    path = _path(experiment, seed, data)
-    if path.is_file():
-        return
-    arguments = experiment.command(traces, "--seed", str(seed))
-    command = [sys.executable, "-m", "hisparsed", *arguments, "--json"]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603
-    if ended.returncode:
-        raise UserError(f"study: {experiment.name} ended with exit code {ended.returncode}")
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process runs: one experiment with one load and one seed."""
+
+    experiment: Experiment
+    own: tuple[str, ...]
+    """One of the experiment's ``runs``."""
+    seed: int
+
+    def path(self, data: Path) -> Path:
+        name = "-".join([self.experiment.name, *self.own[1:], f"seed{self.seed}"])
+        return data / f"{name}.json"
+
+    def run(self, traces: str, data: Path) -> None:
+        """Unless its results are there. Raises ``UserError`` when it fails."""
+        path = self.path(data)
+        if path.is_file():
+            return
+        arguments = self.experiment.command(traces, *self.own, "--seed", str(self.seed))
+        command = [sys.executable, "-m", "hisparsed", *arguments, "--json"]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603
+        if ended.returncode:
+            raise UserError(f"study: {path.stem} ended with exit code {ended.returncode}")
+        whole = path.with_suffix(".part")
+        whole.write_bytes(ended.stdout)
+        whole.replace(path)
+
+
+def parts(experiments: Sequence[Experiment], seeds: int = sys.maxsize) -> list[Part]:
+    """All of the first seed before any of the second; at most so many ``seeds`` of each."""
+    most = min(seeds, max(one.seeds for one in experiments))
+    return [
+        Part(experiment, own, seed)
+        for seed in range(most)
+        for experiment in experiments
+        if seed < experiment.seeds
+        for own in experiment.runs
+    ]
+
+
+def run_all(todo: Sequence[Part], traces: str, data: Path, jobs: int) -> None:
+    """So many at a time. Goes on after one that fails; raises ``UserError`` with the first."""
     data.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(ended.stdout)
+    with ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(one.run, traces, data) for one in todo]
+    for one in running:
+        one.result()
 
 
 def results_of(experiment: Experiment, data: Path) -> list[PolicyResult]:
-    """Of all seeds that have been run."""
+    """Of all loads and seeds that have been run."""
     found = []
-    for seed in range(experiment.seeds):
-        path = _path(experiment, seed, data)
-        if path.is_file():
-            document = json.loads(path.read_text("utf-8"))
-            found += [PolicyResult.model_validate(one) for one in document["policies"]]
+    for own in experiment.runs:
+        for seed in range(experiment.seeds):
+            path = Part(experiment, own, seed).path(data)
+            if path.is_file():
+                document = json.loads(path.read_text("utf-8"))
+                found += [PolicyResult.model_validate(one) for one in document["policies"]]
     return found
-
-
-def _path(experiment: Experiment, seed: int, data: Path) -> Path:
-    return data / f"{experiment.name}-{seed}.json"
 
 
 def with_table(document: str, name: str, table: str) -> str:
@@ -62,11 +97,12 @@ def with_table(document: str, name: str, table: str) -> str:
 
 def markdown(experiment: Experiment, results: Sequence[PolicyResult]) -> str:
     """The command and its figures."""
-    if not results:
-        return f"\n`{' '.join(['hisparsed', *experiment.command('TRACES')])}`: not run yet.\n\n"
+    runs = [part for own in experiment.runs for part in own]
     seeds = len({one.seed for one in results})
     chosen = ("--seeds", str(seeds)) if seeds > 1 else ()
-    command = " ".join(["hisparsed", *experiment.command("TRACES", *chosen)])
+    command = " ".join(["hisparsed", *experiment.command("TRACES", *runs, *chosen)])
+    if not results:
+        return f"\n`{command}`: not run yet.\n\n"
     lines = ["", f"`{command}`", "", _row(HEADS), _row(["---"] * len(HEADS))]
     lines += [_row([f"`{name}`", *cells]) for name, *cells in rows(results)]
     if experiment.oracle:
@@ -77,13 +113,17 @@ def markdown(experiment: Experiment, results: Sequence[PolicyResult]) -> str:
 
 
 def against_best(results: Sequence[PolicyResult]) -> str:
-    """The first policy's calls by those of the best other one, seed by seed."""
+    """The first policy's calls by those of the best other one, run by run."""
+    runs: dict[tuple[str, int], list[PolicyResult]] = {}
+    for one in results:
+        runs.setdefault((traffic_text(one), one.seed), []).append(one)
     shares = []
-    for seed in sorted({one.seed for one in results}):
-        first, *others = (one for one in results if one.seed == seed)
+    for (traffic, seed), (first, *others) in runs.items():
         best = max(others, key=lambda one: one.calls)
-        shares.append(f"{first.calls / max(1, best.calls):.1%} (`{best.name}`)")
-    return f"`{results[0].name}` against the best of the others, by seed: {', '.join(shares)}."
+        name = best.name.removeprefix(f"{first.name},")
+        share = first.calls / max(1, best.calls)
+        shares.append(f"{share:.1%} of `{name}` ({traffic}, seed {seed})")
+    return f"`{results[0].name}` against the best of the others: {'; '.join(shares)}."
 
 
 def recovery(results: Sequence[PolicyResult]) -> str:
@@ -108,15 +148,13 @@ def main() -> None:
     parser.add_argument("--data", required=True, type=Path, help="folder for the results")
     parser.add_argument("--only", choices=[one.name for one in EXPERIMENTS], action="append")
     parser.add_argument("--seeds", type=int, default=sys.maxsize, help="at most so many of each")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument("--tables", action="store_true", help="run nothing, show what is there")
     parser.add_argument("document", nargs="?", type=Path, default=Path("docs/study.md"))
     given = parser.parse_args()
     chosen = [one for one in EXPERIMENTS if not given.only or one.name in given.only]
-    rounds = 0 if given.tables else min(given.seeds, max(one.seeds for one in chosen))
-    for seed in range(rounds):
-        for experiment in chosen:
-            if seed < experiment.seeds:
-                run(experiment, seed, given.traces, given.data)
+    if not given.tables:
+        run_all(parts(chosen, given.seeds), given.traces, given.data, given.jobs)
     text = given.document.read_text("utf-8")
     for experiment in chosen:
         table = markdown(experiment, results_of(experiment, given.data))

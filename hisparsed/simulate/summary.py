@@ -56,8 +56,10 @@ class PolicyResult(BaseModel):
     refused: int
     failed: int
     steps: int
+    trace_load: float | None = None
+    """How many times as fast as recorded sessions start, where the trace says when."""
     paired_calls: int = 0
-    """Calls that this policy and the first one of the table both finished."""
+    """Calls that the first policy of the table finished, and this one too, whenever."""
     paired_ttft_p99_s: float = 0.0
     """Of those calls, under this policy."""
     base_ttft_p99_s: float = 0.0
@@ -77,6 +79,7 @@ def summarise(
     scale: Fraction,
     copy_bandwidth: float,
     limits: Limits,
+    trace_load: float | None = None,
 ) -> PolicyResult:
     """Raises ``ValueError`` when nothing was measured."""
     span_s = measures.until_s - measures.from_s
@@ -116,15 +119,18 @@ def summarise(
         refused=measures.refused,
         failed=sum(call.failed for call in measures.calls),
         steps=measures.steps,
+        trace_load=trace_load,
     )
 
 
 def paired(result: PolicyResult, measures: Measures, base: Measures) -> PolicyResult:
     """``result`` of ``measures`` with the waits of the calls that ``base`` finished too.
 
-    Calls are the same where the play of a session and the number of the call in it are.
+    Calls are the same where the play of a session and the number of the call in it are. Those of
+    ``base`` are of its measured part. Here they count whenever they ended: a policy that is ahead
+    had most of them earlier, and within its own measured part only those that it held back.
     """
-    own = {(call.play, call.index): call.ttft_s for call in finished_calls(measures)}
+    own = {(call.play, call.index): call.ttft_s for call in finished_calls(measures, from_s=0.0)}
     others = {(call.play, call.index): call.ttft_s for call in finished_calls(base)}
     both = own.keys() & others.keys()
     return result.model_copy(
@@ -136,12 +142,13 @@ def paired(result: PolicyResult, measures: Measures, base: Measures) -> PolicyRe
     )
 
 
-def finished_calls(measures: Measures) -> list[CallTimes]:
-    """Calls that finished, and not in vain, within the measured part."""
+def finished_calls(measures: Measures, from_s: float | None = None) -> list[CallTimes]:
+    """Calls that finished, and not in vain, within the measured part, or from ``from_s`` on."""
+    since_s = measures.from_s if from_s is None else from_s
     return [
         call
         for call in measures.calls
-        if call.finished_s is not None and not call.failed and call.finished_s >= measures.from_s
+        if call.finished_s is not None and not call.failed and call.finished_s >= since_s
     ]
 
 

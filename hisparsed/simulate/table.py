@@ -30,10 +30,10 @@ HEADS = (
 
 
 def grouped(results: Sequence[PolicyResult]) -> list[list[PolicyResult]]:
-    """Results of one policy and number of users together, in the order of the first."""
-    groups: dict[tuple[str, int | None], list[PolicyResult]] = {}
+    """Results of one policy and one number of users or pace together, in the order of the first."""
+    groups: dict[tuple[str, int | None, float | None], list[PolicyResult]] = {}
     for one in results:
-        groups.setdefault((one.name, one.users), []).append(one)
+        groups.setdefault((one.name, one.users, one.trace_load), []).append(one)
     return list(groups.values())
 
 
@@ -45,6 +45,13 @@ def rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
 def results_text(results: Sequence[PolicyResult]) -> str:
     lines = list(table_lines(HEADS, rows(results)))
     return "\n".join(lines) + "\n"
+
+
+def traffic_text(result: PolicyResult) -> str:
+    """Users, or how fast a recorded trace was played."""
+    if result.users is not None:
+        return str(result.users)
+    return "trace" if result.trace_load is None else f"trace x{result.trace_load:g}"
 
 
 def _both(group: Sequence[PolicyResult]) -> str:
@@ -63,10 +70,9 @@ def _row(group: Sequence[PolicyResult]) -> tuple[str, ...]:
     hits, recomputed = mean("prefix_hit_tokens"), mean("recomputed_tokens")
     rates = [one.calls_per_hour for one in group]
     spread = f"{min(rates):,.0f}-{max(rates):,.0f}" if len(group) > 1 else "-"
-    users = group[0].users
     return (
         group[0].name,
-        "trace" if users is None else str(users),
+        traffic_text(group[0]),
         f"{mean('sessions'):.0f}",
         f"{mean('calls_per_hour'):,.0f}",
         spread,

@@ -134,6 +134,13 @@ def test_calls_are_held_against_the_same_ones_of_the_first_policy() -> None:
     assert (found.paired_ttft_p99_s, found.base_ttft_p99_s) == (2, 4)
 
 
+def test_the_same_call_counts_though_it_ended_before_this_policy_was_measured() -> None:
+    base = measured(call(20, 24, 30), call(1, 2, 5, "early there"))
+    own = measured(call(2, 5, 6), call(20, 21, 30, "early there"))
+    found = paired(result(own), own, base)
+    assert (found.paired_calls, found.paired_ttft_p99_s, found.base_ttft_p99_s) == (1, 3, 4)
+
+
 def test_a_change_is_over_when_the_split_has_arrived() -> None:
     shares = [(1.0, 10), (50.0, 10), (60.0, 20), (70.0, 30), (500.0, 30)]
     samples = [

@@ -57,6 +57,8 @@ def test_the_options_are_of_the_node_not_of_the_document() -> None:
         ("policy,copies=0", "copies is a whole number of 1 to 64"),
         ("policy,offload.threshold=x", "offload.threshold is a whole number"),
         ("stock,offload.prompt_only=yes", "is true or false, not yes"),
+        ("stock,host.budget=0GiB", "host.budget: 0 holds nothing"),
+        ("policy,host.budget=much", 'policy,host.budget=much: host.budget: "much" is not a size; write a number'),
     ],
 )
 def test_a_wrong_option_says_what_is_right(spec: str, message: str) -> None:
@@ -67,10 +69,21 @@ def test_a_wrong_option_says_what_is_right(spec: str, message: str) -> None:
 def test_one_copy_leaves_stock_vllm_as_many_more_chunks() -> None:
     plain = scenario(host_budget=512 << 30)
     (_, eight), (_, one) = (
-        _stock_sizes(plain, choose_policy(name)) for name in ("stock", "stock,copies=1")
+        _stock_sizes(plain, choose_policy(name), plain.host_budget)
+        for name in ("stock", "stock,copies=1")
     )
     padded = real_layout(plain.node, 8).chunk_bytes * 8 / real_layout(plain.node, 1).chunk_bytes
     assert one / eight == pytest.approx(padded, rel=0.01)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["stock", "policy"])
+def test_a_budget_of_its_own_is_what_a_policy_runs_with(tmp_path: Path, name: str) -> None:
+    plain, twice = (run(tmp_path, spec) for spec in (name, f"{name},host.budget=192MiB"))
+    sizes = [
+        one.samples[-1].hisparse_blocks + one.samples[-1].offload_blocks for one in (plain, twice)
+    ]
+    assert sizes[1] == pytest.approx(2 * sizes[0], rel=0.02)
 
 
 @pytest.mark.engine

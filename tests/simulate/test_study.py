@@ -12,11 +12,13 @@ from hisparsed.errors import UserError
 from hisparsed.simulate.experiments import EXPERIMENTS, Experiment
 from hisparsed.simulate.policies import choose_policy
 from hisparsed.simulate.study import (
+    Part,
     against_best,
     markdown,
+    parts,
     recovery,
     results_of,
-    run,
+    run_all,
     with_table,
 )
 from hisparsed.simulate.summary import PolicyResult
@@ -72,15 +74,23 @@ def test_a_table_shows_the_command_without_the_place_of_the_traces() -> None:
 
 
 def test_results_that_are_there_are_not_run_again(tmp_path: Path) -> None:
-    seeds = dataclasses.replace(EXPERIMENT, seeds=3)
-    for seed in (0, 1):
-        result = RESULT.model_copy(update={"seed": seed})
+    seeds = dataclasses.replace(EXPERIMENT, users=(8, 16), seeds=3)
+    todo = parts([seeds], 2)
+    for part in todo:
+        result = RESULT.model_copy(update={"seed": part.seed, "users": int(part.own[1])})
         document = {"policies": [result.model_dump()]}
-        (tmp_path / f"one-{seed}.json").write_text(json.dumps(document))
-        run(seeds, seed, "nowhere", tmp_path)
+        part.path(tmp_path).write_text(json.dumps(document))
+    run_all(todo, "nowhere", tmp_path, 2)
     found = results_of(seeds, tmp_path)
-    assert [one.seed for one in found] == [0, 1]
-    assert "--seeds 2 --policy stock`" in markdown(seeds, found)
+    assert [(one.users, one.seed) for one in found] == [(8, 0), (8, 1), (16, 0), (16, 1)]
+    assert "--users 8 --users 16 --seeds 2 --policy stock`" in markdown(seeds, found)
+
+
+def test_the_first_seed_of_everything_comes_before_the_second_of_anything() -> None:
+    twice = dataclasses.replace(EXPERIMENT, loads=(0.5, 2.0), seeds=2)
+    once = dataclasses.replace(EXPERIMENT, name="other")
+    names = [part.path(Path()).stem for part in parts([twice, once])]
+    assert names == ["one-0.5-seed0", "one-2-seed0", "other-seed0", "one-0.5-seed1", "one-2-seed1"]
 
 
 def test_what_has_not_been_run_says_so() -> None:
@@ -88,8 +98,8 @@ def test_what_has_not_been_run_says_so() -> None:
 
 
 def test_a_run_that_fails_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="study: one ended with exit code"):
-        run(EXPERIMENT, 0, "nowhere", tmp_path)
+    with pytest.raises(UserError, match="study: one-seed0 ended with exit code"):
+        run_all([Part(EXPERIMENT, (), 0)], "nowhere", tmp_path, 1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,7 +115,8 @@ def test_a_policy_is_held_against_the_best_other_one_of_each_seed() -> None:
             (1, "95%", 80),
         )
     ]
-    assert "by seed: 99.0% (`90%`), 112.5% (`95%`)." in against_best(found)
+    text = against_best(found)
+    assert "others: 99.0% of `90%` (8, seed 0); 112.5% of `95%` (8, seed 1)." in text
 
 
 def test_what_followed_a_change_is_told_policy_by_policy() -> None:

@@ -9,7 +9,7 @@ from small import agents, chat
 
 from hisparsed.errors import UserError
 from hisparsed.replay.model import BlockRun, Call, Session, Trace
-from hisparsed.simulate.openhands import openhands_trace
+from hisparsed.simulate.openhands import is_openhands, openhands_trace
 from hisparsed.simulate.workload import ClosedLoop, Mixed, OpenLoop, Play, Sessions
 
 
@@ -59,6 +59,16 @@ def test_calls_that_do_not_fit_are_left_out() -> None:
     assert sessions.longest == 1800
     with pytest.raises(UserError, match="no call fits 100 tokens"):
         Sessions(trace, 64, max_model_len=100)
+
+
+def test_openhands_may_begin_with_a_prompt_of_any_length() -> None:
+    (session,) = openhands_trace("openhands@1000000").sessions
+    assert [call.input_tokens for call in session.calls[:2]] == [1_000_000, 1_000_973]
+    assert is_openhands("openhands@1000000")
+    assert not is_openhands("openhands.jsonl")
+    for wrong in ("openhands@", "openhands@63", "openhands@1M", "openhands@-5"):
+        with pytest.raises(UserError, match="no length of a prompt"):
+            openhands_trace(wrong)
 
 
 def test_openhands_is_13_turns_from_74160_tokens() -> None:
