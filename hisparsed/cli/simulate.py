@@ -17,8 +17,8 @@ def simulate(
     trace: Annotated[
         list[str] | None,
         typer.Option(
-            help="Trace file, openhands or openhands@TOKENS; several run side by side. If not given, "
-            "the shipped one."
+            help="Trace file, openhands or openhands@TOKENS; several run side by side. The shipped "
+            "one if not given."
         ),
     ] = None,
     then: Annotated[

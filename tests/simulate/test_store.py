@@ -58,7 +58,10 @@ def test_the_options_are_of_the_node_not_of_the_document() -> None:
         ("policy,offload.threshold=x", "offload.threshold is a whole number"),
         ("stock,offload.prompt_only=yes", "is true or false, not yes"),
         ("stock,host.budget=0GiB", "host.budget: 0 holds nothing"),
-        ("policy,host.budget=much", 'policy,host.budget=much: host.budget: "much" is not a size; write a number'),
+        (
+            "policy,host.budget=much",
+            'policy,host.budget=much: host.budget: "much" is not a size; write',
+        ),
     ],
 )
 def test_a_wrong_option_says_what_is_right(spec: str, message: str) -> None:
