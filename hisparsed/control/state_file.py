@@ -5,33 +5,20 @@ One mode for all of them: the group of the operators may read. The journal is no
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from hisparsed.whole_file import write_whole
 
 STATE_FILE_MODE = 0o640
 EVIDENCE_FOLDER_MODE = 0o750
 
 
 def write_state_file(path: Path, data: bytes) -> None:
-    """Replace ``path`` whole. Raises ``OSError``; ``path`` is as it was then."""
-    new = path.with_name(f"{path.name}.new")
-    try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, STATE_FILE_MODE)
-        with open(descriptor, "wb") as file:  # noqa: PTH123 (a path cannot carry the mode)
-            os.fchmod(descriptor, STATE_FILE_MODE)  # the umask may have taken a bit away
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        new.replace(path)
-    except OSError:
-        # What was begun takes room that a full disk has not.
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise
+    """Replace ``path`` whole and for good. Raises ``OSError``; ``path`` is as it was then."""
+    write_whole(path, data, mode=STATE_FILE_MODE, durable=True)
 
 
 def save_evidence_file(

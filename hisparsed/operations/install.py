@@ -6,9 +6,7 @@ is never overwritten. Not here: enabling or starting anything.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from hisparsed.errors import UserError
+from hisparsed.whole_file import write_whole
 
 _PLACEHOLDER: Final = "/usr/bin/hisparsed"
 """The program as the shipped unit names it."""
@@ -121,28 +120,15 @@ def _put(target: Path, planned: Planned, *, dry_run: bool) -> Outcome:
         return Outcome.KEPT
     if not dry_run:
         try:
-            _write(target, planned.text)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # A unit half written would be read by the next daemon-reload.
+            write_whole(target, planned.text.encode(), mode=_CONFIG_MODE)
         except OSError as error:
             raise UserError(
                 f"{target} cannot be written: {error.strerror or error}; run as root, or lay the "
                 "files out elsewhere with --root"
             ) from error
     return Outcome.CREATED if found is None else Outcome.UPDATED
-
-
-def _write(target: Path, text: str) -> None:
-    """All of it or nothing: a unit half written would be read by the next daemon-reload."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), _CONFIG_MODE)
-        Path(name).replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
 
 
 def _below(root: Path, path: Path) -> Path:

@@ -22,6 +22,7 @@ from hisparsed.errors import UserError
 from hisparsed.simulate.experiments import EXPERIMENTS, Experiment
 from hisparsed.simulate.summary import PolicyResult
 from hisparsed.simulate.table import HEADS, grouped, rows, traffic_text
+from hisparsed.whole_file import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,7 @@ class Part:
         ended = subprocess.run(command, stdout=subprocess.PIPE, check=False)  # noqa: S603
         if ended.returncode:
             raise UserError(f"study: {path.stem} ended with exit code {ended.returncode}")
-        whole = path.with_suffix(".part")
-        whole.write_bytes(ended.stdout)
-        whole.replace(path)
+        write_whole(path, ended.stdout)
 
 
 def parts(experiments: Sequence[Experiment], seeds: int = sys.maxsize) -> list[Part]:

@@ -85,6 +85,50 @@ def apply(engine: Any, command: Mapping[str, Any]) -> dict[str, Any]:
     return control(core_of(engine), "apply", dict(command))
 
 
+def text(tokens: int, seed: int | str) -> list[int]:
+    """Printable bytes at random, the same for the same seed."""
+    rng = random.Random(seed)
+    return [rng.randrange(32, 127) for _ in range(tokens)]
+
+
+def ask(engine: Any, name: str, prompt: list[int], answer_tokens: int, **sampling: Any) -> None:
+    """Send one call, greedy where ``sampling`` does not say otherwise."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        **{"temperature": 0.0, "max_tokens": answer_tokens, "ignore_eos": True, **sampling}
+    )
+    engine.add_request(name, {"prompt_token_ids": prompt}, params)
+
+
+def finish(engine: Any, most_steps: int = 5_000) -> dict[str, Any]:
+    """Step until nothing is left to do; vLLM's last output of each call."""
+    done: dict[str, Any] = {}
+    for _ in range(most_steps):
+        if not core_of(engine).scheduler.has_requests():
+            return done
+        done |= {output.request_id: output for output in engine.step() if output.finished}
+    raise TimeoutError(f"still busy after {most_steps} steps: {report(engine)['requests']}")
+
+
+def answer_of(output: Any) -> list[int]:
+    return list(output.outputs[0].token_ids)
+
+
+def random_command(rng: random.Random, budget_blocks: int) -> dict[str, Any]:
+    """Moves every lever but the reserve."""
+    return {
+        "offload_target_blocks": rng.randrange(budget_blocks),
+        "multiplier": rng.choice([1.0, 1.5, 2.0, 3.0, 4.0]),
+        "transition_watermark": rng.choice([0, 50, 200, "default"]),
+        "admission": {
+            "order": rng.choice(["arrival", "held-prefix-first"]),
+            "ageing_s": 0.001,
+            "max_running": rng.choice([2, 6, 12]),
+        },
+    }
+
+
 @dataclass
 class Conversation:
     """One session: its prompt grows by its own answers and by fixed new text."""
@@ -128,8 +172,6 @@ def converse(
     max_steps: int = 20_000,
 ) -> Run:
     """Run all conversations to their end, each turn sent when the last was answered."""
-    from vllm import SamplingParams
-
     open_requests: dict[str, Conversation] = {}
     hit_tokens = 0
     seen: set[str] = set()
@@ -139,10 +181,7 @@ def converse(
         conversation.prompt = conversation.prompt + conversation.turns[turn]
         request_id = f"{conversation.name}-{turn}"
         open_requests[request_id] = conversation
-        params = SamplingParams(
-            temperature=0.0, max_tokens=conversation.answer_tokens, ignore_eos=True
-        )
-        engine.add_request(request_id, {"prompt_token_ids": conversation.prompt}, params)
+        ask(engine, request_id, conversation.prompt, conversation.answer_tokens)
 
     for conversation in conversations:
         send(conversation)
@@ -154,7 +193,7 @@ def converse(
             if not output.finished:
                 continue
             conversation = open_requests.pop(output.request_id)
-            answer = list(output.outputs[0].token_ids)
+            answer = answer_of(output)
             hit_tokens += output.num_cached_tokens or 0
             conversation.answers.append(answer)
             conversation.prompt = conversation.prompt + answer

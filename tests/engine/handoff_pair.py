@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from conversations import EngineShape, build_engine, core_of, report
+from conversations import EngineShape, ask, build_engine, core_of, report
 
 from hisparsed.engine.reference.handoff.worker import HandoffOptions, HandoffWorker
 
@@ -67,13 +67,8 @@ class Node:
     def send(
         self, name: str, prompt: list[int], answer_tokens: int, params: dict[str, Any] | None
     ) -> None:
-        from vllm import SamplingParams
-
         extra = None if params is None else {"kv_transfer_params": dict(params)}
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=answer_tokens, ignore_eos=True, extra_args=extra
-        )
-        self.engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
+        ask(self.engine, name, prompt, answer_tokens, extra_args=extra)
 
     def blocks_in_use(self) -> tuple[int, int]:
         """GPU blocks and host blocks that somebody holds; lent blocks are nobody's here."""

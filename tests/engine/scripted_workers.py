@@ -12,7 +12,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from conversations import core_of
+from conversations import EngineShape, core_of
+
+SMALL_NODE = EngineShape(
+    gpu_blocks=160,
+    host_budget_bytes=2 << 20,
+    max_num_seqs=6,
+    max_num_batched_tokens=64,
+    max_model_len=256,
+)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,21 @@ for ever where the GPU pool is smaller than that.
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conversations import EngineShape, apply, build_engine, core_of, report
+from conversations import (
+    EngineShape,
+    answer_of,
+    apply,
+    ask,
+    build_engine,
+    core_of,
+    finish,
+    report,
+    text,
+)
 
 from hisparsed.engine.resident import CountingResidentManager
 from hisparsed.engine.stall import StallLimits, StallWatch
@@ -25,22 +34,11 @@ SHAPE = EngineShape(
 )
 
 
-def text(tokens: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(32, 127) for _ in range(tokens)]
-
-
 def serve(engine: Any, name: str, prompt: list[int], max_steps: int = 400) -> tuple[list[int], int]:
     """The answer and its cached tokens; fails where the call does not end."""
-    from vllm import SamplingParams
-
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    engine.add_request(name, {"prompt_token_ids": prompt}, params)
-    for _ in range(max_steps):
-        for output in engine.step():
-            if output.finished:
-                return list(output.outputs[0].token_ids), int(output.num_cached_tokens or 0)
-    raise TimeoutError(f"{name} did not end: {report(engine)['requests']}")
+    ask(engine, name, prompt, 4)
+    output = finish(engine, max_steps)[name]
+    return answer_of(output), int(output.num_cached_tokens or 0)
 
 
 @pytest.fixture
@@ -93,8 +91,6 @@ def test_a_wait_that_nobody_foresaw_is_found_and_the_call_recomputed(
 def test_a_call_that_nothing_helps_fails_and_the_next_one_is_served(
     engine_with_an_offloaded_prefix: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vllm import SamplingParams
-
     engine = engine_with_an_offloaded_prefix
     scheduler = core_of(engine).scheduler
     scheduler.stall = StallWatch(StallLimits(after_s=0.0, between_s=0.0, give_up_after_s=0.0))
@@ -104,12 +100,8 @@ def test_a_call_that_nothing_helps_fails_and_the_next_one_is_served(
         return None if request.request_id.startswith("long") else stock(request, *args, **kwargs)
 
     monkeypatch.setattr(scheduler.kv_cache_manager, "allocate_slots", never_for_long_calls)
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    engine.add_request("long", {"prompt_token_ids": text(900, seed=4)}, params)
-    ended = []
-    while not ended:
-        ended = [output for output in engine.step() if output.finished]
-    assert [output.outputs[0].finish_reason for output in ended] == ["error"]
+    ask(engine, "long", text(900, seed=4), 4)
+    assert finish(engine)["long"].outputs[0].finish_reason == "error"
     assert len(serve(engine, "short", text(64, seed=5))[0]) == 4
     assert report(engine)["requests"]["stalls_given_up"] == 1
 

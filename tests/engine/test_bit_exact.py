@@ -15,6 +15,7 @@ from conversations import (
     converse,
     core_of,
     make_conversations,
+    random_command,
     report,
 )
 
@@ -26,11 +27,6 @@ LENT_BLOCKS = 700
 
 def conversations() -> list[Any]:
     return make_conversations(count=10, turns=4, first=500, later=80, answer=24, seed=3)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("engine")
 
 
 @pytest.fixture(scope="module")
@@ -75,19 +71,7 @@ def test_moving_everything_at_random_gives_the_same_tokens(
         if step % 3:
             return
         moves += 1
-        apply(
-            engine,
-            {
-                "offload_target_blocks": rng.randrange(budget),
-                "multiplier": rng.choice([1.0, 1.5, 2.0, 3.0, 4.0]),
-                "transition_watermark": rng.choice([0, 50, 200, "default"]),
-                "admission": {
-                    "order": rng.choice(["arrival", "held-prefix-first"]),
-                    "ageing_s": 0.001,
-                    "max_running": rng.choice([2, 6, 12]),
-                },
-            },
-        )
+        apply(engine, random_command(rng, budget))
         check_ledger(engine)
 
     resizes = WatchedLeases(engine)

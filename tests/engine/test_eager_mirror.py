@@ -31,11 +31,6 @@ def run(folder: Path, shape: EngineShape) -> tuple[Run, Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("engine")
-
-
-@pytest.fixture(scope="module")
 def ample(folder: Path) -> Run:
     return run(folder, EngineShape())[0]
 

@@ -11,11 +11,16 @@ import pytest
 from conversations import (
     BLOCK,
     EngineShape,
+    answer_of,
     apply,
+    ask,
     build_engine,
     converse,
+    finish,
     make_conversations,
+    random_command,
     report,
+    text,
 )
 from handoff_pair import Pair, pair
 
@@ -27,11 +32,6 @@ AMPLE = EngineShape()
 SMALL = EngineShape(gpu_blocks=420)
 ANSWER = 24
 LAYERS, GROUPS = 8, 2
-
-
-def text(tokens: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(32, 127) for _ in range(tokens)]
 
 
 PROMPTS = {f"of-{tokens}": text(tokens, tokens) for tokens in (1, 15, 16, 17, 60, 500, 512, 1500)}
@@ -62,25 +62,13 @@ def nothing_is_held(nodes: Pair) -> bool:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("engine")
-
-
-@pytest.fixture(scope="module")
 def on_one_node(folder: Path) -> dict[str, list[list[int]]]:
     """Answers to ``PROMPTS`` and to ``conversations`` of a node that does both."""
-    from vllm import SamplingParams
-
     engine = build_engine(folder, AMPLE)
     answers = converse(engine, conversations()).answers
-    sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True)
     for name, prompt in PROMPTS.items():
-        engine.add_request(name, {"prompt_token_ids": prompt}, sampling)
-    while engine.has_unfinished_requests():
-        for output in engine.step():
-            if output.finished:
-                answers[output.request_id] = [list(output.outputs[0].token_ids)]
-    return answers
+        ask(engine, name, prompt, ANSWER)
+    return answers | {name: [answer_of(output)] for name, output in finish(engine).items()}
 
 
 @pytest.mark.parametrize("decode", [AMPLE, SMALL], ids=["ample slab", "small slab"])
@@ -221,21 +209,8 @@ def test_levers_moved_at_random_on_both_nodes_give_the_same_tokens(
             return
         node = rng.choice([nodes.prefill, nodes.decode])
         moves += 1
-        apply(
-            node.engine,
-            {
-                "offload_target_blocks": rng.randrange(
-                    report(node.engine)["geometry"]["budget_blocks"]
-                ),
-                "multiplier": rng.choice([1.0, 1.5, 2.0, 3.0, 4.0]),
-                "transition_watermark": rng.choice([0, 50, 200, "default"]),
-                "admission": {
-                    "order": rng.choice(["arrival", "held-prefix-first"]),
-                    "ageing_s": 0.001,
-                    "max_running": rng.choice([2, 6, 12]),
-                },
-            },
-        )
+        budget = report(node.engine)["geometry"]["budget_blocks"]
+        apply(node.engine, random_command(rng, budget))
 
     with pair(folder, shape, shape) as nodes:
         nodes.between_steps = move

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversations import EngineShape, build_engine, report
+from conversations import EngineShape, answer_of, ask, build_engine, finish, report, text
 from faulty_relay import Fault, FaultyRelay
 from handoff_pair import DECODE, PREFILL, Pair, pair
 
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.engine
 SHAPE = EngineShape(gpu_blocks=700)
 ANSWER = 8
 TOKENS = 700
-PROMPT = [random.Random(5).randrange(32, 127) for _ in range(TOKENS)]
+PROMPT = text(TOKENS, seed=5)
 GREETING = 60
 ROWS_AT = GREETING
 INDEX_AT = GREETING + TOKENS * 8 * 128
@@ -30,21 +29,10 @@ LAST_AT = INDEX_AT + TOKENS * 2 * 68 - 1
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("engine")
-
-
-@pytest.fixture(scope="module")
 def on_one_node(folder: Path) -> list[int]:
-    from vllm import SamplingParams
-
     engine = build_engine(folder, SHAPE)
-    sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True)
-    engine.add_request("call", {"prompt_token_ids": PROMPT}, sampling)
-    while True:
-        for output in engine.step():
-            if output.finished:
-                return list(output.outputs[0].token_ids)
+    ask(engine, "call", PROMPT, ANSWER)
+    return answer_of(finish(engine)["call"])
 
 
 @contextmanager

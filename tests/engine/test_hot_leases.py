@@ -11,9 +11,11 @@ from conversations import (
     EngineShape,
     Run,
     apply,
+    ask,
     build_engine,
     converse,
     core_of,
+    finish,
     make_conversations,
     report,
 )
@@ -36,11 +38,6 @@ SMALL_SLAB = EngineShape(gpu_blocks=420, host_budget_bytes=20 << 20, ack_lag_ste
 
 def conversations() -> list[Any]:
     return make_conversations(count=8, turns=3, first=400, later=60, answer=20, seed=5)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("leases")
 
 
 @pytest.fixture(scope="module")
@@ -114,21 +111,13 @@ def decoding(folder: Path, *, short: int = 6, long: int = 4) -> Any:
     prompts = [
         [rng.randrange(32, 127) for _ in range(size)] for size in [900] * long + [80] * short
     ]
-    send(engine, "before", prompts, answer=1)
-    while core_of(engine).scheduler.has_requests():
-        engine.step()
-    send(engine, "now", prompts, answer=300)
+    for name, answer in (("before", 1), ("now", 300)):
+        finish(engine)
+        for index, prompt in enumerate(prompts):
+            ask(engine, f"{name}-{index}", prompt, answer)
     while len(report(engine)["hot"]["requests"]) < short + long:
         engine.step()
     return engine
-
-
-def send(engine: Any, name: str, prompts: list[list[int]], *, answer: int) -> None:
-    from vllm import SamplingParams
-
-    params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
-    for index, tokens in enumerate(prompts):
-        engine.add_request(f"{name}-{index}", {"prompt_token_ids": tokens}, params)
 
 
 class Shared:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conversations import TOPK, EngineShape, build_engine, report
+from conversations import TOPK, EngineShape, ask, build_engine, finish, report, text
 
 from hisparsed.config.reference import ReferenceConfig
 from hisparsed.engine.reference.launch import slab_blocks_of_one_request
@@ -25,8 +24,6 @@ SHAPE = EngineShape(
 
 @pytest.mark.parametrize("tokens", [512, 768])
 def test_one_longest_call_never_preempts_itself(tmp_path: Path, tokens: int) -> None:
-    from vllm import SamplingParams
-
     reference = ReferenceConfig(
         index_topk=TOPK,
         max_model_len=tokens,
@@ -36,10 +33,6 @@ def test_one_longest_call_never_preempts_itself(tmp_path: Path, tokens: int) -> 
     )
     blocks = slab_blocks_of_one_request(reference, SHAPE.max_multiplier)
     engine = build_engine(tmp_path, replace(SHAPE, gpu_blocks=blocks, max_model_len=tokens))
-    prompt = [random.Random(1).randrange(32, 127) for _ in range(tokens - 4)]
-    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    engine.add_request("longest", {"prompt_token_ids": prompt}, params)
-    for _ in range(40):
-        engine.step()
-    assert not engine.has_unfinished_requests()
+    ask(engine, "longest", text(tokens - 4, seed=1), 4)
+    finish(engine, most_steps=40)
     assert report(engine)["requests"]["preemptions"] == 0

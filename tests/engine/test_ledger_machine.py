@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from conversations import EngineShape, build_engine
+from conversations import build_engine, text
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
-from scripted_workers import ScriptedWorkers
+from scripted_workers import SMALL_NODE, ScriptedWorkers
 
 from hisparsed.engine.plugin import control
 
 pytestmark = pytest.mark.engine
 
-SHAPE = EngineShape(
-    gpu_blocks=90,
-    host_budget_bytes=2 << 20,
-    max_num_seqs=6,
-    max_num_batched_tokens=64,
-    max_model_len=256,
-)
+SHAPE = replace(SMALL_NODE, gpu_blocks=90)
 SEEN = {"preempted": 0, "moves": 0, "resets": 0, "drained": 0, "loads": 0, "steps": 0}
 dice = st.integers(0, 1 << 16)
 
@@ -42,9 +37,7 @@ class Fire(RuleBasedStateMachine):
         self.host = self.workers.host
         self.at_start = self.picture()
         self.apply(offload_target_blocks=self.host.ledger.budget // 4)
-        self.prompts = [
-            [random.Random(seed).randrange(32, 127) for _ in range(256)] for seed in range(9)
-        ]
+        self.prompts = [text(256, seed) for seed in range(9)]
 
     def picture(self) -> Any:
         return (

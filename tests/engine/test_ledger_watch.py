@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from conversations import EngineShape, apply, build_engine, report
-from scripted_workers import ScriptedWorkers
+from conversations import apply, build_engine, report, text
+from scripted_workers import SMALL_NODE, ScriptedWorkers
 
 pytestmark = pytest.mark.engine
 
-SHAPE = EngineShape(
-    gpu_blocks=160,
-    host_budget_bytes=8 << 20,
-    max_num_seqs=6,
-    max_num_batched_tokens=64,
-    max_model_len=256,
-)
+SHAPE = replace(SMALL_NODE, host_budget_bytes=8 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +26,6 @@ def workers(engine: Any) -> Iterator[ScriptedWorkers]:
     yield workers
     workers.run()
     apply(engine, {"clear_violations": True, "offload_target_blocks": 0})
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return [random.Random(seed).randrange(32, 127) for _ in range(length)]
 
 
 def test_a_violation_is_reported_and_stops_every_lever(
@@ -61,7 +51,7 @@ def test_requests_are_served_on_while_the_levers_are_frozen(
     apply(engine, {"offload_target_blocks": 40})
     workers.host.pool.referenced_blocks += 1
     report(engine)
-    workers.admit(prompt(1, 150), 10)
+    workers.admit(text(150, seed=1), 10)
     workers.run()
     assert workers.tokens == 10
     assert workers.unfinished == []

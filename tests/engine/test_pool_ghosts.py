@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversations import EngineShape, apply, build_engine, core_of, report
+from conversations import EngineShape, apply, ask, build_engine, core_of, finish, report
 
 from hisparsed.control.engine_port import ServingCounters
 from hisparsed.control.observe import observe
@@ -54,15 +54,9 @@ class Node:
             self.after_call()
 
     def _call(self, tokens: list[int]) -> None:
-        from vllm import SamplingParams
-
         self.calls += 1
-        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-        self.engine.add_request(f"r{self.calls}", {"prompt_token_ids": tokens}, params)
-        while core_of(self.engine).scheduler.has_requests():
-            self.hit_tokens += sum(
-                output.num_cached_tokens or 0 for output in self.engine.step() if output.finished
-            )
+        ask(self.engine, "call", tokens, 2)
+        self.hit_tokens += finish(self.engine)["call"].num_cached_tokens or 0
 
     def ghosts(self, pool: str) -> dict[int, int]:
         points = report(self.engine)["host"][f"{pool}_ghost"]

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conversations import EngineShape, apply, build_engine, core_of, report
+from conversations import EngineShape, apply, ask, build_engine, core_of, finish, report, text
 
 pytestmark = pytest.mark.engine
-
-
-def add(engine: Any, name: str, size: int) -> None:
-    from vllm import SamplingParams
-
-    rng = random.Random(name)
-    tokens = [rng.randrange(32, 127) for _ in range(size)]
-    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
-    engine.add_request(name, {"prompt_token_ids": tokens}, params)
 
 
 def test_the_head_says_what_it_needs_until_it_starts_and_how_long_it_waits(tmp_path: Path) -> None:
@@ -30,7 +19,7 @@ def test_the_head_says_what_it_needs_until_it_starts_and_how_long_it_waits(tmp_p
     idle = report(engine)
     assert (idle["gpu_head_need_blocks"], idle["requests"]["oldest_wait_s"]) == (None, None)
     for name in ("first", "second", "third"):
-        add(engine, name, 700)
+        ask(engine, name, text(700, seed=name), 30)
     for _ in range(12):
         engine.step()
     (head,) = scheduler.waiting
@@ -41,8 +30,7 @@ def test_the_head_says_what_it_needs_until_it_starts_and_how_long_it_waits(tmp_p
     assert short["requests"]["oldest_wait_s"] == 10.0
     head.num_preemptions = 1
     assert report(engine)["requests"]["oldest_wait_s"] is None, "it has run meanwhile"
-    while scheduler.has_requests():
-        engine.step()
+    finish(engine)
     done = report(engine)
     assert (done["gpu_head_need_blocks"], done["requests"]["oldest_wait_s"]) == (None, None)
 
@@ -50,8 +38,8 @@ def test_the_head_says_what_it_needs_until_it_starts_and_how_long_it_waits(tmp_p
 def test_a_limit_is_no_need_of_blocks(tmp_path: Path) -> None:
     engine = build_engine(tmp_path, EngineShape())
     apply(engine, {"offload_target_blocks": 100, "admission": {"max_running": 1}})
-    add(engine, "first", 100)
-    add(engine, "second", 100)
+    for name in ("first", "second"):
+        ask(engine, name, text(100, seed=name), 30)
     engine.step()
     seen = report(engine)
     assert (seen["requests"]["waiting"], seen["gpu_head_need_blocks"]) == (1, None)

@@ -19,23 +19,16 @@ from conversations import (
     core_of,
     make_conversations,
     report,
+    text,
 )
-from scripted_workers import ScriptedWorkers
+from scripted_workers import SMALL_NODE, ScriptedWorkers
 
 pytestmark = pytest.mark.engine
-
-SHAPE = EngineShape(
-    gpu_blocks=160,
-    host_budget_bytes=2 << 20,
-    max_num_seqs=6,
-    max_num_batched_tokens=64,
-    max_model_len=256,
-)
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return build_engine(tmp_path_factory.mktemp("races"), SHAPE)
+    return build_engine(tmp_path_factory.mktemp("races"), SMALL_NODE)
 
 
 @pytest.fixture
@@ -51,10 +44,6 @@ def workers(engine: Any) -> Iterator[ScriptedWorkers]:
     assert workers.scheduler.reset_prefix_cache(False, True)
     workers.run()
     workers.check()
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return [random.Random(seed).randrange(32, 127) for _ in range(length)]
 
 
 def forget_gpu_pages(workers: ScriptedWorkers) -> None:
@@ -73,7 +62,7 @@ def kept_by_somebody(workers: ScriptedWorkers, free: int) -> Iterator[None]:
 
 
 def with_a_store_in_flight(workers: ScriptedWorkers) -> str:
-    request_id = workers.admit(prompt(1, 120), 3)
+    request_id = workers.admit(text(120, seed=1), 3)
     workers.hold_offload = True
     while not workers.jobs:
         workers.step()
@@ -84,7 +73,7 @@ def test_a_shrink_between_lookup_and_load_waits_for_the_end_of_the_pass(
     engine: Any, workers: ScriptedWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply(engine, {"offload_target_blocks": 40})
-    workers.admit(prompt(1, 200), 2)
+    workers.admit(text(200, seed=1), 2)
     workers.run()
     forget_gpu_pages(workers)
     offload, lookup = workers.host.offload, workers.host.offload.lookup
@@ -97,7 +86,7 @@ def test_a_shrink_between_lookup_and_load_waits_for_the_end_of_the_pass(
         return result
 
     monkeypatch.setattr(offload, "lookup", look_up_then_shrink)
-    workers.admit(prompt(1, 200), 2)
+    workers.admit(text(200, seed=1), 2)
     workers.hold_offload = True
     workers.step()
     (job,) = workers.jobs.values()
@@ -133,7 +122,7 @@ def test_blocks_come_back_at_once_when_nothing_runs_for_want_of_them(
     apply(engine, {"offload_target_blocks": budget})
     lent = report(engine)["host"]["lent_blocks"]
     with kept_by_somebody(workers, free=3):
-        workers.admit(prompt(2, 200), 2)
+        workers.admit(text(200, seed=2), 2)
         workers.step()
         host = report(engine)["host"]
         assert host["given_back_blocks"] > 0
@@ -152,7 +141,7 @@ def test_nothing_is_given_back_while_the_engine_is_paused(
     lent = report(engine)["host"]["lent_blocks"]
     with kept_by_somebody(workers, free=3):
         workers.scheduler.set_pause_state(PauseState.PAUSED_ALL)
-        workers.admit(prompt(2, 200), 2)
+        workers.admit(text(200, seed=2), 2)
         workers.step()
         assert report(engine)["host"]["lent_blocks"] == lent
         workers.scheduler.set_pause_state(PauseState.UNPAUSED)
@@ -162,16 +151,16 @@ def test_nothing_is_given_back_while_the_engine_is_paused(
 
 
 def test_calls_that_wait_for_each_others_blocks_do_not_wait_for_ever(tmp_path: Path) -> None:
-    engine = build_engine(tmp_path, replace(SHAPE, gpu_blocks=90))
+    engine = build_engine(tmp_path, replace(SMALL_NODE, gpu_blocks=90))
     workers = ScriptedWorkers(engine)
     apply(engine, {"offload_target_blocks": 40})
     for seed, kept in ((1, 81), (2, 113)):
-        workers.admit(prompt(seed, kept), 1)
+        workers.admit(text(kept, seed=seed), 1)
         workers.run()
     forget_gpu_pages(workers)
     workers.hold_offload = True
     for seed, length in ((1, 200), (2, 127)):
-        workers.admit(prompt(seed, length), 2)
+        workers.admit(text(length, seed=seed), 2)
     for _ in range(4):
         workers.step()
     assert len(workers.scheduler.kv_holding_waiting) == 2
@@ -189,7 +178,7 @@ def test_a_full_tier_stores_nothing_more_and_nothing_fails(
     apply(engine, {"offload_target_blocks": 1})
     with_a_store_in_flight(workers)
     for seed in range(4):
-        workers.admit(prompt(10 + seed, 120), 4)
+        workers.admit(text(120, seed=10 + seed), 4)
     for _ in range(60):
         if not workers.unfinished:
             break
@@ -206,7 +195,7 @@ def test_a_reset_works_while_blocks_are_lent_and_drops_their_idle_chunks(
     engine: Any, workers: ScriptedWorkers
 ) -> None:
     apply(engine, {"offload_target_blocks": 30, "reserve_target_blocks": 10})
-    workers.admit(prompt(3, 150), 2)
+    workers.admit(text(150, seed=3), 2)
     workers.run()
     before = report(engine)["host"]
     assert before["offload_stored_chunks"] > 0
@@ -221,7 +210,7 @@ def test_a_reset_is_refused_while_a_request_holds_blocks(
     engine: Any, workers: ScriptedWorkers
 ) -> None:
     apply(engine, {"offload_target_blocks": 30})
-    workers.admit(prompt(3, 150), 20)
+    workers.admit(text(150, seed=3), 20)
     workers.step()
     assert not workers.scheduler.reset_prefix_cache()
     workers.check()
@@ -271,9 +260,9 @@ def test_a_call_larger_than_what_is_left_waits_and_is_served(
 ) -> None:
     geometry = report(engine)["geometry"]
     apply(engine, {"offload_target_blocks": geometry["budget_blocks"]})
-    first = workers.admit(prompt(4, 200), 30)
+    first = workers.admit(text(200, seed=4), 30)
     workers.step()
-    second = workers.admit(prompt(5, 220), 3)
+    second = workers.admit(text(220, seed=5), 3)
     waited = 0
     while first in workers.unfinished:
         workers.step()
@@ -290,13 +279,13 @@ def test_a_call_larger_than_the_node_can_ever_hold_is_refused(engine: Any) -> No
     from vllm.exceptions import VLLMValidationError
 
     with pytest.raises(VLLMValidationError, match=r"256 tokens.* contains 300 input tokens"):
-        engine.add_request("large", {"prompt_token_ids": prompt(6, 300)}, SamplingParams())
+        engine.add_request("large", {"prompt_token_ids": text(300, seed=6)}, SamplingParams())
 
 
 def test_lent_blocks_are_not_in_use_to_vllms_gauges(engine: Any, workers: ScriptedWorkers) -> None:
     apply(engine, {"offload_target_blocks": 60, "reserve_target_blocks": 10})
     assert workers.host.pool.get_usage() == 0.0
-    workers.admit(prompt(7, 64), 20)
+    workers.admit(text(64, seed=7), 20)
     workers.step()
     counts = workers.host.ledger.counts()
     hisparse = workers.scheduler.connector._connectors[0]

@@ -14,12 +14,16 @@ from conversations import (
     Conversation,
     EngineShape,
     Run,
+    answer_of,
     apply,
+    ask,
     build_engine,
     converse,
     core_of,
+    finish,
     make_conversations,
     report,
+    text,
 )
 
 from hisparsed.engine.reference import hot as hot_module
@@ -70,11 +74,6 @@ def known_answers(run: Run, asked: list[Conversation]) -> dict[tuple[int, ...], 
             known[tuple(prompt)] = answer
             prompt = prompt + answer
     return known
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("engine")
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +240,7 @@ def test_padding_of_a_whole_prefix_hit_is_not_computed(folder: Path) -> None:
 
     executor._segment = watch
     first, again = (
-        answer_of(engine, name, [40 + token % 60 for token in range(321)], temperature=0.0)
+        answered(engine, name, [40 + token % 60 for token in range(321)])
         for name in ("first", "again")
     )
     assert padded == [("again", QUERY_LEN, 1)]
@@ -251,18 +250,12 @@ def test_padding_of_a_whole_prefix_hit_is_not_computed(folder: Path) -> None:
 def sampled_answer(folder: Path, drafts: int) -> list[int]:
     engine = build_engine(folder, EngineShape(speculative_tokens=drafts))
     prompt = [40 + token % 60 for token in range(200)]
-    return answer_of(engine, "sampled", prompt, temperature=1.0, seed=11)
+    return answered(engine, "sampled", prompt, temperature=1.0, seed=11)
 
 
-def answer_of(engine: Any, name: str, prompt: list[int], **sampling: Any) -> list[int]:
-    from vllm import SamplingParams
-
-    params = SamplingParams(max_tokens=40, ignore_eos=True, **sampling)
-    engine.add_request(name, {"prompt_token_ids": prompt}, params)
-    while True:
-        for output in engine.step():
-            if output.finished:
-                return list(output.outputs[0].token_ids)
+def answered(engine: Any, name: str, prompt: list[int], **sampling: Any) -> list[int]:
+    ask(engine, name, prompt, 40, **sampling)
+    return answer_of(finish(engine)[name])
 
 
 class WatchedWaves:
@@ -288,14 +281,10 @@ class Cancelled:
         self.count = 0
 
     def another(self) -> None:
-        from vllm import SamplingParams
-
         self._engine.abort_request([f"cancelled-{self.count}"])
         self.count += 1
-        prompt = [self._rng.randrange(32, 127) for _ in range(self._rng.randrange(50, 600))]
-        params = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)
-        name = f"cancelled-{self.count}"
-        self._engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        prompt = text(self._rng.randrange(50, 600), seed=self.count)
+        ask(self._engine, f"cancelled-{self.count}", prompt, 1000)
 
 
 def check_scratch(engine: Any) -> None:

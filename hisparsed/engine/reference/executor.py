@@ -1,23 +1,20 @@
 """The reference node's executor: what stands where vLLM's GPU worker is.
 
-Runs in the engine-core process. Answers vLLM's executor contract, keeps request tables, and
-computes each step with the reference model over real bytes. Single process, no devices.
+Keeps request tables, and computes each step with the reference model over real bytes. Single
+process, no devices. Not here: what vLLM asks of any executor (``in_process_executor``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.executor.abstract import Executor
-from vllm.v1.hisparse.layout import get_hisparse_kv_cache_groups
-from vllm.v1.kv_cache_interface import MLAAttentionSpec, SparseCacheRole
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from hisparsed.engine.compat.residency import ResidencyReader
+from hisparsed.engine.in_process_executor import InProcessExecutor, LayerRows
 from hisparsed.engine.reference.connectors import ReferenceConnectors
 from hisparsed.engine.reference.draft import Draft, NgramDraft
 from hisparsed.engine.reference.geometry import (
@@ -40,54 +37,31 @@ from hisparsed.engine.scratch import scratch_block_ids
 from hisparsed.engine.worker_report import WorkerReport
 
 
-class ReferenceExecutor(Executor):  # type: ignore[misc]
-    """One-process executor. Options come in ``additional_config["hisparsed"]``."""
+class ReferenceExecutor(InProcessExecutor):
+    """Options: ``ack_lag_steps``, ``scratch_blocks``, ``threads``."""
 
     def _init_executor(self) -> None:
-        options = dict(self.vllm_config.additional_config.get("hisparsed", {}))
+        super()._init_executor()
+        options = self._options
         self._ack_lag_steps = int(options.get("ack_lag_steps", 1))
         self._scratch_blocks = int(options.get("scratch_blocks", 0))
         torch.set_num_threads(int(options.get("threads", 2)))
         self._geometry = ReferenceGeometry.from_hf_config(self.model_config.hf_config)
         self._model = ReferenceModel(self._geometry, make_weights(self._geometry))
         self._allowed = printable_mask()
-        self._block_size = int(self.cache_config.block_size)
         self._emitted: dict[str, RequestState] = {}
         self.draft: Draft = NgramDraft(int(self.vllm_config.num_speculative_tokens))
         self.draft_counts = DraftCounts()
 
     # --- start-up ---------------------------------------------------------------------
 
-    def get_kv_cache_specs(self) -> list[dict[str, Any]]:
-        specs: dict[str, Any] = {}
+    def _layers(self) -> Iterator[tuple[LayerRows, LayerRows | None]]:
         for group in range(self._geometry.index_groups):
-            for layer in self._geometry.group_layers(group):
-                leader = layer == self._geometry.group_layers(group)[0]
-                specs[kv_layer_name(layer)] = self._spec(ROW_BYTES, SparseCacheRole.SPARSE, leader)
-                if leader:
-                    specs[indexer_layer_name(layer)] = self._spec(
-                        INDEX_ROW_BYTES, SparseCacheRole.INDEXER, False
-                    )
-        for cache_group in get_hisparse_kv_cache_groups(self.vllm_config, specs) or []:
-            for name in cache_group.layer_names:
-                specs.setdefault(name, cache_group.kv_cache_spec)
-        return [specs]
-
-    def _spec(self, row_bytes: int, role: Any, leader: bool) -> Any:
-        return MLAAttentionSpec(
-            block_size=self._block_size,
-            num_kv_heads=1,
-            head_size=row_bytes,
-            dtype=torch.int8,
-            cache_role=role,
-            is_index_group_leader=leader,
-        )
-
-    def get_supported_kv_cache_layouts(self) -> list[list[str]]:
-        return [["BLHNC"]]
-
-    def set_kv_cache_layout(self, layout_name: str, cp_kv_cache_interleave_size: int = 1) -> None:
-        """vLLM resolved the only layout offered; the second argument came with 0.33."""
+            leader, *others = self._geometry.group_layers(group)
+            indexer = LayerRows(indexer_layer_name(leader), INDEX_ROW_BYTES)
+            yield LayerRows(kv_layer_name(leader), ROW_BYTES), indexer
+            for layer in others:
+                yield LayerRows(kv_layer_name(layer), ROW_BYTES), None
 
     def determine_available_memory(self) -> list[int]:
         """Bytes for the slab; ``num_gpu_blocks_override`` sets the size that counts."""
@@ -96,10 +70,10 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
         config = kv_cache_configs[0]
         geometry = self._geometry
-        self._store = KVStore(config, geometry, self._block_size)
+        self._store = KVStore(config, geometry, self._block_tokens)
         hot_spec = config.kv_cache_groups[2 + geometry.index_groups].kv_cache_spec
         rows = int(self.scheduler_config.max_num_seqs)
-        pages = -(-int(self.model_config.max_model_len) // self._block_size) + 2
+        pages = -(-int(self.model_config.max_model_len) // self._block_tokens) + 2
         self._tables = RequestTables(
             rows, pages, geometry.index_groups, int(hot_spec.blocks_per_request)
         )
@@ -107,7 +81,7 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
         self._hot = HotBuffers(
             self._store,
             self._tables,
-            int(hot_spec.blocks_per_request) * self._block_size,
+            int(hot_spec.blocks_per_request) * self._block_tokens,
             1 + int(self.vllm_config.num_speculative_tokens),
             scratch_block_ids(self._scratch_blocks),
         )
@@ -115,28 +89,10 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
             self.vllm_config, config, self._store, self._ack_lag_steps
         )
 
-    def compile_or_warm_up_model(self) -> None:
-        """Nothing to compile."""
-
     def get_kv_connector_handshake_metadata(self) -> list[Any]:
         return self._connectors.handshake_metadata()
 
-    @property
-    def supported_tasks(self) -> tuple[str, ...]:
-        return ("generate",)
-
     # --- steps ------------------------------------------------------------------------
-
-    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
-        output = self._run(scheduler_output)
-        if not non_block:
-            return output
-        future: Future[ModelRunnerOutput] = Future()
-        future.set_result(output)
-        return future
-
-    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        raise RuntimeError("the reference executor samples inside execute_model")
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self._tables.remove(output.finished_req_ids)
@@ -153,15 +109,8 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
             if segments:
                 sampled = self._forward(segments)
             connector_output = self._connectors.after_forward(output.finished_req_ids)
-        if not segments:
-            return ModelRunnerOutput.with_kv_conn_output_only(connector_output)
-        request_ids = [segment.request_id for segment in segments]
-        return ModelRunnerOutput(
-            req_ids=request_ids,
-            req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
-            sampled_token_ids=[sampled.get(request_id, []) for request_id in request_ids],
-            kv_connector_output=connector_output,
-        )
+        tokens = {one.request_id: sampled.get(one.request_id, []) for one in segments}
+        return self._answer(tokens, connector_output)
 
     def _admit(self, output: SchedulerOutput) -> list[Segment]:
         """Bring the tables up to date; segments of this step, decodes first."""
@@ -240,7 +189,7 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
         emitted, self._emitted = self._emitted, {}
         return DraftTokenIds(list(emitted), self.draft.propose(list(emitted.values())))
 
-    # --- the rest of the contract -----------------------------------------------------
+    # --- what the control side asks -----------------------------------------------------
 
     def hot_report(self) -> WorkerReport:
         """What the resolver counted, for the control report."""
@@ -265,32 +214,10 @@ class ReferenceExecutor(Executor):  # type: ignore[misc]
             if state is not None:
                 self._hot.shrink(state, blocks)
 
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        non_block: bool = False,
-    ) -> Any:
-        """Worker methods that have no meaning here answer ``None``, as from one worker."""
-        if not non_block:
-            return [None]
-        future: Future[list[Any]] = Future()
-        future.set_result([None])
-        return future
-
-    def check_health(self) -> None:
-        """Alive as long as the engine-core process is."""
+    # --- the end ------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        connectors = getattr(self, "_connectors", None)
-        if connectors is not None:
-            connectors.shutdown()
+        super().shutdown()
         store = getattr(self, "_store", None)
         if store is not None:
             store.close()
-
-    @classmethod
-    def supports_async_scheduling(cls) -> bool:
-        return False

@@ -7,15 +7,16 @@ Face files, so vLLM's own chat and completion endpoints work unchanged.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from hisparsed.whole_file import write_whole
 
 SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 VOCAB_SIZE = 264
 """256 bytes and the special tokens, padded to a multiple of 8."""
 EOS_TOKEN_ID = 256 + SPECIAL_TOKENS.index("<|eos|>")
+_FILE_MODE = 0o600
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
@@ -32,19 +33,11 @@ def byte_alphabet() -> dict[str, int]:
     return alphabet
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def _put(path: Path, text: str) -> None:
     """Nothing where ``text`` is there already: an engine must start again on a full disk."""
     data = text.encode()
-    if path.is_file() and path.read_bytes() == data:
-        return
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).replace(path)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    if not path.is_file() or path.read_bytes() != data:
+        write_whole(path, data, mode=_FILE_MODE)
 
 
 def write_model_folder(folder: Path, model_config: Mapping[str, object]) -> Path:
@@ -70,9 +63,9 @@ def write_model_folder(folder: Path, model_config: Mapping[str, object]) -> Path
         "model_max_length": model_config["max_position_embeddings"],
         "chat_template": _CHAT_TEMPLATE,
     }
-    _write_atomically(folder / "tokenizer.json", tokenizer.to_str())
-    _write_atomically(folder / "tokenizer_config.json", json.dumps(tokenizer_config, indent=1))
-    _write_atomically(folder / "config.json", json.dumps(dict(model_config), indent=1))
+    _put(folder / "tokenizer.json", tokenizer.to_str())
+    _put(folder / "tokenizer_config.json", json.dumps(tokenizer_config, indent=1))
+    _put(folder / "config.json", json.dumps(dict(model_config), indent=1))
     return folder
 
 

@@ -30,11 +30,6 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("engine")
-
-
-@pytest.fixture(scope="module")
 def core(folder: Path) -> Any:
     return core_of(build_engine(folder, EngineShape(gpu_blocks=420)))
 

@@ -12,7 +12,9 @@ from hisparsed.engine.compat.touch import (
     sets,
 )
 
-_EXECUTORS = ("engine.reference.executor", "engine.simulated.executor")
+_IN_PROCESS = ("engine.in_process_executor",)
+_NODES = ("engine.reference.executor", "engine.simulated.executor")
+_EXECUTORS = (*_IN_PROCESS, *_NODES)
 _BREAKS = "the reference and simulated nodes do not start"
 
 TOUCHED = (
@@ -20,6 +22,7 @@ TOUCHED = (
         "vllm.v1.executor.abstract:Executor",
         by=_EXECUTORS,
         ours=(
+            "engine.in_process_executor:InProcessExecutor",
             "engine.reference.executor:ReferenceExecutor",
             "engine.simulated.executor:SimulatedExecutor",
         ),
@@ -49,14 +52,14 @@ TOUCHED = (
     ),
     Touch(
         "vllm.v1.hisparse.layout:get_hisparse_kv_cache_groups",
-        by=_EXECUTORS,
+        by=_IN_PROCESS,
         why="the resident and hot pages that vLLM plans beside a model's own",
         breaks=_BREAKS,
         uses=calls("", 2),
     ),
     Touch(
         "vllm.v1.kv_cache_interface:MLAAttentionSpec",
-        by=_EXECUTORS,
+        by=_IN_PROCESS,
         why="says what a layer's KV looks like",
         breaks=_BREAKS,
         uses=calls(
@@ -72,7 +75,7 @@ TOUCHED = (
     ),
     Touch(
         "vllm.v1.kv_cache_interface:SparseCacheRole",
-        by=_EXECUTORS,
+        by=_IN_PROCESS,
         why="tells latent rows from indexer rows",
         breaks=_BREAKS,
         uses=members("SPARSE", "INDEXER"),
@@ -103,7 +106,7 @@ TOUCHED = (
     ),
     Touch(
         "vllm.v1.outputs:DraftTokenIds",
-        by=_EXECUTORS,
+        by=_NODES,
         why="drafts for the next step",
         breaks="speculation does not run on the reference and simulated nodes",
         uses=calls("", 2),
@@ -120,6 +123,7 @@ TOUCHED = (
         by=(
             "engine.reference.vllm_config",
             "engine.simulated.vllm_config",
+            "engine.in_process_executor",
             "engine.reference.executor",
             "engine.control",
         ),

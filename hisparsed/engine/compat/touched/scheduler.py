@@ -264,7 +264,7 @@ TOUCHED = (
     ),
     Touch(
         "vllm.v1.kv_cache_interface:KVCacheGroupSpec",
-        by=("engine.cache_groups", "engine.reference.executor", "engine.simulated.executor"),
+        by=("engine.cache_groups", "engine.in_process_executor", "engine.reference.executor"),
         why="layers and page sizes of the source and indexer groups",
         breaks="the layout of chunks in lent blocks is wrong or the engine does not start",
         uses=reads("layer_names", "kv_cache_spec"),
