@@ -173,10 +173,17 @@ def _unknown_keys(loaded: Loaded[Policy]) -> Iterator[Problem]:
 
 
 def _not_a_key(name: str) -> tuple[str, str]:
-    close = difflib.get_close_matches(name, settable_keys(), n=1)
+    close = difflib.get_close_matches(name, settable_keys(), n=1) or _named_alike(name)
     if name in (SCHEDULES, "version"):
         return "can only be changed in the document", ""
     below = [known for known in settable_keys() if known.startswith(f"{name}.")]
     if below:
         return "is a section", f"set its keys, such as {below[0]}"
-    return "is not a known key", f"did you mean {close[0]}?" if close else "see the reference page"
+    hint = f"did you mean {close[0]}?" if close else "`hisparsed policy reference` lists all keys"
+    return "is not a known key", hint
+
+
+def _named_alike(name: str) -> list[str]:
+    """Keys of another section that have the last word of ``name``."""
+    word = name.rpartition(".")[2]
+    return [known for known in settable_keys() if word in known.split(".")] if word else []

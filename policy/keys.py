@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.units import (
+    exact_bytes,
     format_bytes,
     format_duration,
     format_fraction,
@@ -78,7 +79,7 @@ _READS: Final[Mapping[Callable[[object], Any], type]] = {
     parse_fraction: float,
 }
 _IN_FULL: Final[Mapping[Callable[[object], Any], Callable[[Any], str]]] = {
-    parse_bytes: lambda count: f"{count}B",
+    parse_bytes: exact_bytes,
     parse_duration: repr,
     parse_fraction: repr,
 }

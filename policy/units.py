@@ -154,6 +154,19 @@ def format_bytes(count: int) -> str:
     return f"{count}B"
 
 
+def exact_bytes(count: int) -> str:
+    """Such as "37GB": in decimal units where they hold it whole, else in bytes."""
+    for unit in ("PB", "TB", "GB", "MB", "kB"):
+        if count and count % _DECIMAL[unit] == 0:
+            return f"{count // _DECIMAL[unit]}{unit}"
+    return f"{count}B"
+
+
+def counted(count: int, noun: str) -> str:
+    """Such as "1 round" or "1,204 rounds"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_duration(seconds: float) -> str:
     """Such as "1h30m" or "250ms": to the millisecond, below one second to the microsecond."""
     if seconds < 0:

@@ -34,6 +34,7 @@ from hisparsed.engine.messages import GeometryReport
 from hisparsed.policy.reasons import Lever
 from hisparsed.policy.schema_watch import Canary
 from hisparsed.policy.signals import AdmissionOrder
+from hisparsed.policy.units import counted
 
 log = logging.getLogger("hisparsed.canary")
 
@@ -217,9 +218,9 @@ class CanaryWatch:
         return CanaryStatus(
             state=state,
             sentence=(
-                f"{self._found}; {self._rounds} rounds, {self._mismatches} with a difference, "
-                f"{self._failed} failed, {self._schedule.left_out} left out, {share:.2%} of the "
-                "time"
+                f"{self._found}; {counted(self._rounds, 'round')}, "
+                f"{self._mismatches} with a difference, {self._failed} failed, "
+                f"{self._schedule.left_out} left out, {share:.2%} of the time"
             ),
             not_ready=self._not_ready,
             running=self._asking.locked(),

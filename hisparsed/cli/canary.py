@@ -4,6 +4,8 @@ Exit code 0 when it does or has not been asked yet, 1 after another answer, 2 wh
 answered.
 """
 
+import shutil
+
 import typer
 
 from hisparsed.cli.options import JsonOption, SocketOption
@@ -32,6 +34,7 @@ def canary(
     if as_json:
         typer.echo(status.model_dump_json(indent=2))
     else:
-        typer.echo(canary_page(status), nl=False)
+        width = shutil.get_terminal_size().columns
+        typer.echo(canary_page(status, width=width), nl=False)
     if status.state is CanaryState.MISMATCH:
         raise typer.Exit(EXIT_MISMATCH)

@@ -5,12 +5,15 @@ not start like this.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hisparsed.cli.options import JsonOption
+
+_LONGEST_LINE = 120
 
 
 def doctor(
@@ -35,5 +38,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(findings_document(found.findings, node=found.node), indent=2))
     else:
-        typer.echo(findings_text(found.findings, node=found.node, every=every), nl=False)
+        width = min(_LONGEST_LINE, shutil.get_terminal_size().columns)
+        text = findings_text(found.findings, node=found.node, every=every, width=width)
+        typer.echo(text, nl=False)
     raise typer.Exit(exit_code(found.findings, fatal_only=fatal_only))

@@ -5,6 +5,7 @@ daemon refused or does not answer.
 """
 
 import json
+import shutil
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +31,7 @@ app = typer.Typer(
 
 @app.command()
 def show(as_json: JsonOption = False, socket: SocketOption = None) -> None:
-    """Say whether the engine serves, how often it ended, and what is put aside."""
+    """Say how the engine is, how it ended, what is put aside."""
     from hisparsed.control.client import DEFAULT_SOCKET, ControlClient
 
     with ControlClient(socket or DEFAULT_SOCKET) as client:
@@ -39,9 +40,9 @@ def show(as_json: JsonOption = False, socket: SocketOption = None) -> None:
         typer.echo(life.model_dump_json(indent=2))
         return
     from hisparsed.control.engine_text import engine_lines
+    from hisparsed.control.status_text import hanging
 
-    for line in engine_lines(life):
-        typer.echo(line)
+    typer.echo(hanging(engine_lines(life), shutil.get_terminal_size().columns), nl=False)
 
 
 @app.command()

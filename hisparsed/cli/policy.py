@@ -33,7 +33,7 @@ def check(
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Say whether a document could be the policy, and of this node where a daemon answers."""
+    """Say whether a document could be the policy. Where a daemon answers, of its node."""
     from hisparsed.control.policy_text import judgement_text
     from hisparsed.policy.document import ConfigError
     from hisparsed.policy.effective import load_policy
@@ -65,7 +65,7 @@ def show(
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Show the policy in force, where each value comes from, and what waits for a restart."""
+    """Show the policy in force. Says where each value comes from, and what waits for a restart."""
     import time
 
     from hisparsed.control.policy_text import policy_text
@@ -97,7 +97,7 @@ def diff(file: _File, as_json: JsonOption = False, socket: SocketOption = None) 
 
 @app.command()
 def reload(as_json: JsonOption = False, socket: SocketOption = None) -> None:
-    """Read the node's policy document again; a bad one is refused and the old one stays."""
+    """Read the node's policy document again. A bad one is refused, and the old one stays."""
     from hisparsed.cli.options import actor
 
     answer = _post(socket, "/v1/policy/reload", {"actor": actor()})
@@ -119,7 +119,7 @@ def set_value(
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Put a value above the document for a time; it survives reloads and restarts."""
+    """Put a value above the document for a time. It survives reloads and restarts."""
     from hisparsed.cli.options import actor, seconds
     from hisparsed.control.status_text import clock_text
     from hisparsed.errors import UserError
@@ -152,7 +152,7 @@ def unset(
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """End what was set for a key; the document, or a schedule, counts again."""
+    """End what was set for a key. The document, or a schedule, counts again."""
     from hisparsed.cli.options import actor
 
     answer = _post(socket, "/v1/policy/unset", {"actor": actor(), "key": key})
@@ -185,7 +185,7 @@ def replay(
     first: Annotated[int, typer.Option(min=0, help="How many differing ticks to show.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide recorded ticks anew with another policy, and show where the decisions part.
+    """Decide recorded ticks anew with another policy. Shows where the decisions part.
 
     What the node does next in the recording does not react to the other policy.
     """
@@ -225,9 +225,9 @@ def _judge(socket: Path | None, text: str) -> tuple[str | None, Any]:
 
     try:
         answer = _post(socket, "/v1/policy/check", {"document": text})
-    except UserError:
-        if socket is not None:
-            raise  # it was asked for by name
+    except UserError as error:
+        if socket is not None:  # it was asked for by name
+            raise UserError(f"{error}; --offline checks the document alone") from error
         return None, None
     return str(socket or DEFAULT_SOCKET), answer
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from hisparsed.config.chat_template import syntax_fault
+
 _LISTEN: Final = "set api.host or api.port"
 _TLS: Final = "the daemon speaks plain HTTP; end TLS in a proxy in front of it"
 _LIMITS: Final = "set api.limits; the daemon reads HTTP itself"
@@ -62,7 +64,8 @@ OWNED_FRONTEND_ARGS: Final = {
 """Arguments of the application that the daemon sets or has in another place, each with what to
 do instead."""
 
-_FILES: Final = ("chat_template", "tool_parser_plugin")
+_TEMPLATE: Final = "chat_template"
+_FILES: Final = (_TEMPLATE, "tool_parser_plugin")
 _TEMPLATE_SIGNS: Final = frozenset("{}\n")
 """vLLM takes a chat template with any of these for the template itself."""
 
@@ -73,16 +76,31 @@ def in_folder(arguments: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def file_problems(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Names whose file cannot be read, each with what is wrong and what would be right."""
+    """Names whose file or template cannot be read, each with what is wrong and what would be
+    right."""
     for name, file in _files(arguments):
         try:
-            Path(file).read_text("utf-8")
+            text = Path(file).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error
             hint = "name a file that the daemon may read"
-            if name == "chat_template":
+            if name == _TEMPLATE:
                 hint += ", or write the template itself"
             yield name, f"{file} cannot be read: {why}", hint
+            continue
+        if name == _TEMPLATE:
+            yield from _template_problems(text, file)
+    inline = arguments.get(_TEMPLATE)
+    if isinstance(inline, str) and _TEMPLATE_SIGNS & set(inline):
+        yield from _template_problems(inline, "the template")
+
+
+def _template_problems(template: str, place: str) -> Iterator[tuple[str, str, str]]:
+    fault = syntax_fault(template)
+    if fault is not None:
+        line, why = fault
+        hint = "put the template right; until then every chat would fail"
+        yield _TEMPLATE, f"{place}:{line}: no Jinja template: {why}", hint
 
 
 def _files(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -91,5 +109,5 @@ def _files(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if not isinstance(value, str) or not value or _TEMPLATE_SIGNS & set(value):
             continue
         # A plugin may also be a module that is installed.
-        if name == "chat_template" or "/" in value or value.endswith(".py"):
+        if name == _TEMPLATE or "/" in value or value.endswith(".py"):
             yield name, value

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hisparsed.control.status import CanaryRun, CanaryStatus
-from hisparsed.control.status_text import clock_text
+from hisparsed.control.status_text import clock_text, hanging
 
 
-def canary_page(status: CanaryStatus) -> str:
-    """The whole page, ending in a newline."""
-    return "".join(f"{line}\n" for line in _lines(status))
+def canary_page(status: CanaryStatus, *, width: int = 80) -> str:
+    """The whole page, ending in a newline; what is longer than ``width`` goes on below itself."""
+    return hanging(_lines(status), width)
 
 
 def _lines(status: CanaryStatus) -> Iterator[str]:

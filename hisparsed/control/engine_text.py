@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hisparsed.control.status_engine import EngineLifeStatus, EngineState
-from hisparsed.policy.units import format_duration
+from hisparsed.policy.units import counted, format_duration
 
 
 def engine_lines(life: EngineLifeStatus) -> Iterator[str]:
     """One line where all is well and always was; more where there is more to know."""
-    counts = f"{life.restarts_total} restarts, {life.planned_restarts_total} of them asked for"
+    restarts = counted(life.restarts_total, "restart")
+    counts = f"{restarts}, {life.planned_restarts_total} of them asked for"
     took = ""
     if life.last_start_s is not None:
         took = f", the last start took {format_duration(max(1, round(life.last_start_s)))}"

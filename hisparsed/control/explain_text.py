@@ -13,6 +13,7 @@ from hisparsed.policy.units import format_bytes, format_duration, format_fractio
 _WIDTH = 100
 _LEAST_WIDTH = 40
 _INDENT = "    "
+_NAMES = {"gpu": "GPU", "pcie": "PCIe", "hisparse": "HiSparse"}
 
 
 def explanation(
@@ -65,18 +66,24 @@ def _figure(name: str, value: float | None) -> str:
         return f"{_words(name)} unlimited"
     if name.endswith("_bytes_per_s"):
         return f"{_words(name.removesuffix('_bytes_per_s'))} {format_bytes(round(value))}/s"
+    if name.endswith("_per_s"):
+        return f"{_words(name.removesuffix('_per_s'))} {_number(value)}/s"
     if name.endswith("_bytes"):
         return f"{_words(name.removesuffix('_bytes'))} {format_bytes(round(value))}"
-    if name.endswith("_seconds"):
-        return f"{_words(name.removesuffix('_seconds'))} {format_duration(value)}"
+    for seconds in ("_seconds", "_s"):
+        if name.endswith(seconds):
+            return f"{_words(name.removesuffix(seconds))} {format_duration(value)}"
     if name.endswith("_ratio"):
         return f"{_words(name.removesuffix('_ratio'))} {format_fraction(value)}"
-    shown = f"{value:,.0f}" if value == round(value) else f"{value:,.4g}"
-    return f"{_words(name)} {shown}"
+    return f"{_words(name)} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.4g}"
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return " ".join(_NAMES.get(word, word) for word in name.split("_"))
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from hisparsed.control.engine_text import engine_lines
@@ -21,33 +21,43 @@ from hisparsed.control.status import (
 from hisparsed.control.status_doctor import DoctorStatus
 from hisparsed.control.status_gpus import GpusStatus
 from hisparsed.policy.schedules import Scalar
-from hisparsed.policy.units import format_bytes, format_duration, format_fraction
+from hisparsed.policy.units import counted, format_bytes, format_duration, format_fraction
 
-_COLUMN = 11
+COLUMN = 11
+"""Where the text begins, behind its name."""
 _LEAST_WIDTH = 40
 _BAR_CELLS = 24
+_LEAST_CELLS = 8
+_LEGEND = "# in use  = prefix  . free".replace(" ", "\N{NO-BREAK SPACE}")
+"""Of the bars; never wrapped inside."""
 _HASH_SHOWN = 12
 
 
 def status_page(status: Status, *, width: int = 80) -> str:
     """The whole page, ending in a newline; what is longer than ``width`` goes on below itself."""
-    return "".join(f"{line}\n" for whole in _lines(status) for line in _wrapped(whole, width))
+    return hanging(_lines(status, width), width)
+
+
+def hanging(lines: Iterable[str], width: int) -> str:
+    """Lines with a name in front as a page; what is longer than ``width`` goes on below itself."""
+    return "".join(f"{line}\n" for whole in lines for line in _wrapped(whole, width))
 
 
 def _wrapped(line: str, width: int) -> list[str]:
     """The line as it is, or with its text below itself, so that the names on the left stand out."""
     if len(line) <= width:
-        return [line]
+        return [line.replace("\N{NO-BREAK SPACE}", " ")]
     parts = textwrap.wrap(
-        line[_COLUMN:],
-        max(width, _LEAST_WIDTH) - _COLUMN,
+        line[COLUMN:],
+        max(width, _LEAST_WIDTH) - COLUMN,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return [line[:_COLUMN] + parts[0], *(" " * _COLUMN + part for part in parts[1:])]
+    whole = [line[:COLUMN] + parts[0], *(" " * COLUMN + part for part in parts[1:])]
+    return [part.replace("\N{NO-BREAK SPACE}", " ") for part in whole]
 
 
-def _lines(status: Status) -> Iterator[str]:
+def _lines(status: Status, width: int) -> Iterator[str]:
     node = status.node
     up = format_duration(max(0, round(status.at_unix_s - node.started_unix_s)))
     yield f"hisparsed {node.version}, {node.kind} node, {status.lifecycle}, up {up}, pid {node.pid}"
@@ -56,9 +66,9 @@ def _lines(status: Status) -> Iterator[str]:
     if status.stalled is not None:
         yield f"  STALLED  {status.stalled}"
     if status.observed is None:
-        yield "engine     has not reported yet"
+        yield "report     none of the engine yet"
     else:
-        yield from _observed(status.observed, status)
+        yield from _observed(status.observed, status, width)
     if status.gpus is not None:
         yield f"gpus       {_gpus(status.gpus)}"
     yield from _policy(status.policy, status.levers)
@@ -79,19 +89,20 @@ def _lines(status: Status) -> Iterator[str]:
         yield f"event      {clock_text(event.at_unix_s)} {first}{' ...' if more else ''}"
 
 
-def _observed(observed: Observed, status: Status) -> Iterator[str]:
+def _observed(observed: Observed, status: Status, width: int) -> Iterator[str]:
     engine, loop = observed.engine, status.loop
     yield (
-        f"engine     reported {format_duration(round(engine.report_age_s, 2))} ago at a cost of "
-        f"{format_duration(round(engine.report_cost_s, 6))}, {engine.failed_reports} reports "
-        f"failed; tick {loop.tick} took {format_duration(round(loop.last_tick_s, 3))}, "
-        f"{loop.late_ticks} left out"
+        f"report     {format_duration(round(engine.report_age_s, 2))} ago, cost "
+        f"{format_duration(round(engine.report_cost_s, 6))}, {engine.failed_reports} failed; tick "
+        f"{loop.tick} took {format_duration(round(loop.last_tick_s, 3))}, {loop.late_ticks} left "
+        "out"
     )
     if loop.failed_applies or loop.failed_ticks:
-        yield f"  TROUBLE  {loop.failed_applies} commands refused, {loop.failed_ticks} ticks failed"
+        refused = f"{counted(loop.failed_applies, 'command')} refused"
+        yield f"  TROUBLE  {refused}, {counted(loop.failed_ticks, 'tick')} failed"
     for broken in engine.ledger_violations:
         yield f"  BROKEN   host ledger, levers frozen: {broken}"
-    yield from _pools(observed.pools)
+    yield from _pools(observed.pools, width)
     requests = observed.requests
     yield (
         f"requests   {requests.running} running ({requests.full} full, {requests.mixed} mixed, "
@@ -102,13 +113,14 @@ def _observed(observed: Observed, status: Status) -> Iterator[str]:
     if requests.stalls_total:
         yield (
             f"  STALLS   {requests.stalls_total} found, {requests.stalls_resolved_total} resolved, "
-            f"{requests.stalls_given_up_total} calls given up"
+            f"{counted(requests.stalls_given_up_total, 'call')} given up"
         )
     sessions = observed.sessions
-    coverage = "nothing idle" if sessions.coverage is None else f"{sessions.coverage:.2f}"
+    coverage = "nothing idle"
+    if sessions.coverage is not None:
+        coverage = f"coverage {sessions.coverage:.2f}"
     yield (
-        f"sessions   {sessions.live} live, live set {sessions.live_set_tokens:,} tokens, "
-        f"coverage {coverage}"
+        f"sessions   {sessions.live} live, live set {sessions.live_set_tokens:,} tokens, {coverage}"
     )
     gpu = observed.gpu
     short = "; requests wait for blocks" if gpu.waiting_for_blocks else ""
@@ -144,17 +156,18 @@ def _waits(requests: RequestsStatus) -> str:
     return words
 
 
-def _pools(pools: PoolsStatus) -> Iterator[str]:
+def _pools(pools: PoolsStatus, width: int) -> Iterator[str]:
     yield (
         f"pools      {format_bytes(pools.budget_bytes)} host budget, pending "
         f"{format_bytes(pools.pending_bytes)}, draining {format_bytes(pools.draining_bytes)}"
-        "   # in use  = prefix  . free"
+        f"   {_LEGEND}"
     )
-    for name, pool in (("hisparse", pools.hisparse), ("offload", pools.offload)):
-        yield (
-            f"  {name:8} [{bar(pool)}] {format_bytes(pool.capacity_bytes)}, target "
-            f"{format_bytes(pool.target_bytes)}, reach {pool.reach_tokens:,} tokens"
-        )
+    both = {"hisparse": pools.hisparse, "offload": pools.offload}
+    words = {name: _pool(pool) for name, pool in both.items()}
+    room = width - COLUMN - len("[] ") - max(map(len, words.values()))
+    cells = min(_BAR_CELLS, max(_LEAST_CELLS, room))
+    for name, pool in both.items():
+        yield f"  {name:8} [{bar(pool, cells)}] {words[name]}"
     hisparse, offload = pools.hisparse.ghost_tokens_total, pools.offload.ghost_tokens_total
     if hisparse is not None and offload is not None:
         yield (
@@ -167,6 +180,12 @@ def _pools(pools: PoolsStatus) -> Iterator[str]:
             f"{format_bytes(pools.reserve_target_bytes)}, "
             f"{format_bytes(pools.released_bytes)} given back to the system"
         )
+
+
+def _pool(pool: PoolStatus) -> str:
+    moves = pool.target_bytes != pool.capacity_bytes
+    target = f", target {format_bytes(pool.target_bytes)}" if moves else ""
+    return f"{format_bytes(pool.capacity_bytes)}{target}, reach {pool.reach_tokens:,} tokens"
 
 
 def bar(pool: PoolStatus, cells: int = _BAR_CELLS) -> str:
@@ -182,11 +201,12 @@ def _cells(share: float, cells: int) -> int:
 
 
 def _hot(hot: HotStatus) -> str:
-    own = f", {hot.individual_leases} requests by their own misses" if hot.individual_leases else ""
-    return (
-        f"{hot.multiplier:g}x for the next lease ({hot.lease_blocks} blocks a group), "
-        f"{hot.leased_requests} requests lease {hot.leased_blocks} blocks{_rows(hot)}{own}"
+    own = f", {hot.individual_leases} of them by their own misses" if hot.individual_leases else ""
+    leases = (
+        f"{counted(hot.leased_blocks, 'block')} leased by {counted(hot.leased_requests, 'request')}"
     )
+    blocks = counted(hot.lease_blocks, "block")
+    return f"{hot.multiplier:g}x for the next lease ({blocks} a group), {leases}{own}{_rows(hot)}"
 
 
 def _rows(hot: HotStatus) -> str:
@@ -232,7 +252,7 @@ def _policy(policy: PolicyStatus, levers: list[LeverStatus]) -> Iterator[str]:
     )
     if policy.last_error is not None:
         first = policy.last_error.splitlines()[0]
-        yield f"  REJECTED {policy.reload_failures} reloads; the last: {first}"
+        yield f"  REJECTED {counted(policy.reload_failures, 'reload')}; the last: {first}"
     for entry in policy.schedules:
         if entry.active:
             yield f"  schedule {entry.name} is active"
@@ -266,8 +286,8 @@ def setting_text(value: float | str) -> str:
 def _doctor(doctor: DoctorStatus, now_s: float) -> Iterator[str]:
     ago = format_duration(max(0, round(now_s - doctor.at_unix_s)))
     yield (
-        f"doctor     {doctor.fatal} fatal, {doctor.warnings} warnings of {doctor.checks} checks, "
-        f"{ago} ago"
+        f"doctor     {doctor.fatal} fatal, {counted(doctor.warnings, 'warning')} of "
+        f"{counted(doctor.checks, 'check')}, {ago} ago"
     )
     if doctor.error is not None:
         yield f"  TROUBLE  {doctor.error}"
@@ -279,8 +299,8 @@ def _doctor(doctor: DoctorStatus, now_s: float) -> Iterator[str]:
 def _journal(status: Status) -> str:
     journal = status.journal
     if journal.writing:
-        return f"{journal.written:,} records written, {journal.dropped:,} dropped"
-    return f"STOPPED: {journal.error}; {journal.dropped:,} records dropped"
+        return f"{counted(journal.written, 'record')} written, {journal.dropped:,} dropped"
+    return f"STOPPED: {journal.error}; {counted(journal.dropped, 'record')} dropped"
 
 
 def clock_text(unix_s: float) -> str:

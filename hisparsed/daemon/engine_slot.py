@@ -10,6 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from hisparsed.daemon.anthropic_errors import AnthropicErrors
+from hisparsed.daemon.begun_response import BegunResponse
+from hisparsed.daemon.error_form import ErrorForm, form_of
 from hisparsed.daemon.refusal import Message, Refusal, Send, refuse
 
 Scope = MutableMapping[str, Any]
@@ -49,10 +52,11 @@ class EngineSlot:
             else:
                 await app(scope, receive, send)
             return
+        form = form_of(scope["path"])
         if app is None:
-            await refuse(send, self._away())
+            await refuse(send, self._away(), form)
             return
-        call = _Call(send, self._is_alive)
+        call = _Call(send, form, self._is_alive)
         self._calls.add(call)
         try:
             await self._run(app, call, scope, receive)
@@ -64,7 +68,7 @@ class EngineSlot:
         ends: set[asyncio.Future[Any]] = {running, call.refusal}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not call.refusal.done() and not call.lost:
+            if not call.refusal.done() and not call.lost and not self._broke(running):
                 await running
                 return
         finally:
@@ -77,13 +81,19 @@ class EngineSlot:
             self.cut_total += 1
             await call.end(call.refusal.result() if call.refusal.done() else self._away())
 
+    def _broke(self, running: asyncio.Future[Any]) -> bool:
+        """The application let its engine's death out: vLLM's streams of responses do."""
+        return not running.cancelled() and bool(running.exception()) and not self._is_alive()
+
 
 class _Call:
     """One open call: what its client has had so far."""
 
-    def __init__(self, send: Send, is_alive: Callable[[], bool]) -> None:
-        self._send = send
+    def __init__(self, send: Send, form: ErrorForm, is_alive: Callable[[], bool]) -> None:
+        self._send = AnthropicErrors(send) if form is ErrorForm.ANTHROPIC else send
+        self._form = form
         self._is_alive = is_alive
+        self._response = BegunResponse() if form is ErrorForm.RESPONSES else None
         self._begun = False
         self._streams = False
         self.ended = False
@@ -106,21 +116,24 @@ class _Call:
             self._begun = True
             content_type = dict(message.get("headers", ())).get(b"content-type", b"")
             self._streams = content_type.startswith(b"text/event-stream")
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.ended = True
+        elif message["type"] == "http.response.body":
+            self.ended = not message.get("more_body", False)
+            if self._response is not None and self._streams:
+                self._response.saw(bytes(message.get("body", b"")))
         await self._send(message)
 
     def _tells_of_an_error(self, message: Message) -> bool:
         if message["type"] == "http.response.start":
             return bool(message["status"] >= 500)
-        return self._streams and b'data: {"error"' in bytes(message.get("body", b""))[:200]
+        head = bytes(message.get("body", b""))[:200]
+        return self._streams and (b'data: {"error"' in head or head.startswith(b"event: error\n"))
 
     async def end(self, refusal: Refusal) -> None:
         """Give the client what there is to say in the form that it waits for."""
         self.ended = True
         if not self._begun:
-            await refuse(self._send, refusal)
+            await refuse(self._send, refusal, self._form)
         elif self._streams:
-            body = refusal.last_events()
+            body = refusal.last_events(self._form, self._response)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
         # A whole answer that broke off in its middle cannot be mended: the server hangs up.

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hisparsed.daemon.answer_count import MAX_ANSWERS, answers_asked
+from hisparsed.daemon.error_form import form_of
+from hisparsed.daemon.half_characters import half_character
 from hisparsed.daemon.prompt_prefix import prompt_marks
 from hisparsed.daemon.prompt_size import least_tokens
 from hisparsed.daemon.refusal import Message, Refusal, Send, answer, refuse
@@ -114,7 +116,7 @@ class Gate:
             return
         generates = path.startswith(_GENERATING) and scope["method"] == "POST"
         if generates and self._closed is not None:
-            await self._refuse_all(send)
+            await self._refuse_all(send, path)
             return
         body = await self._body(scope, receive, send)
         if body is None:
@@ -123,7 +125,7 @@ class Gate:
             await self._app(scope, _replay(body, receive), send)
             return
         if self._closed is not None:
-            await self._refuse_all(send)
+            await self._refuse_all(send, path)
             return
         # From here on it is a call: a client that never sends all of it holds up no drain.
         self.open_requests += 1
@@ -149,7 +151,7 @@ class Gate:
         parts: list[bytes] = []
         size = 0
         if _announced_bytes(scope) > MAX_BODY_BYTES:
-            await self._refuse_size(send)
+            await self._refuse_size(send, scope["path"])
             return None
         while True:
             message = await receive()
@@ -158,16 +160,16 @@ class Gate:
             part: bytes = message.get("body", b"")
             size += len(part)
             if size > MAX_BODY_BYTES:
-                await self._refuse_size(send)
+                await self._refuse_size(send, scope["path"])
                 return None
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
 
-    async def _refuse_size(self, send: Send) -> None:
+    async def _refuse_size(self, send: Send, path: str) -> None:
         self.counters.refused_size += 1
         text = f"the body is larger than {MAX_BODY_BYTES >> 20} MiB; send a shorter prompt"
-        await refuse(send, Refusal(413, "request_too_large", text))
+        await refuse(send, Refusal(413, "request_too_large", text), form_of(path))
 
     def _too_long(self, body: bytes) -> str | None:
         limit = self._context
@@ -176,16 +178,25 @@ class Gate:
             return None
         return limit.refuses(least_tokens(body, chars_per_token=limit.chars_per_token))
 
-    async def _call(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        too_long = self._too_long(body)
-        if too_long is not None:
-            await refuse(send, Refusal(400, "BadRequestError", too_long))
-            return
+    def _fault(self, body: bytes) -> str | None:
+        """Why a call is refused for what it says, in words."""
+        fault = self._too_long(body) or half_character(body)
+        if fault is not None:
+            return fault
         answers = answers_asked(body)
-        if answers > MAX_ANSWERS:
-            self.counters.refused_answers += 1
-            text = f"the call asks for {answers} answers (prompts times n), and {MAX_ANSWERS} are "
-            await refuse(send, Refusal(400, "BadRequestError", f"{text}the most; send several"))
+        if answers <= MAX_ANSWERS:
+            return None
+        self.counters.refused_answers += 1
+        return (
+            f"the call asks for {answers} answers (prompts times n), and {MAX_ANSWERS} are the "
+            "most; send several"
+        )
+
+    async def _call(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        fault = self._fault(body)
+        if fault is not None:
+            await refuse(send, Refusal(400, "BadRequestError", fault), form_of(path))
             return
         headers = dict(scope["headers"])
         header = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
@@ -200,26 +211,27 @@ class Gate:
             if entry.result() is Entry.ADMITTED:
                 await self._app(scope, _replay(body, receive, hang_up), send)
             elif entry.result() is Entry.CLOSED:
-                await self._refuse_all(send)
+                await self._refuse_all(send, path)
             else:
-                await self._refuse_session(send)
+                await self._refuse_session(send, path)
         finally:
             hang_up.cancel()
             self.door.leave(call_id, marks)
 
-    async def _refuse_all(self, send: Send) -> None:
+    async def _refuse_all(self, send: Send, path: str) -> None:
         closed = self._closed() if self._closed is not None else STOPPING
         if closed.kind == STOPPING.kind:
             self.counters.refused_draining += 1
         else:
             self.counters.refused_engine += 1
-        await refuse(send, closed)
+        await refuse(send, closed, form_of(path))
 
-    async def _refuse_session(self, send: Send) -> None:
+    async def _refuse_session(self, send: Send, path: str) -> None:
         self.counters.refused_session += 1
         text = "no new sessions while earlier calls wait; retry after the time given"
         retry_after_s = self.door.limit.retry_after_s
-        await refuse(send, Refusal(429, "node_oversubscribed", text, retry_after_s))
+        refusal = Refusal(429, "node_oversubscribed", text, retry_after_s)
+        await refuse(send, refusal, form_of(path))
 
 
 def _announced_bytes(scope: Scope) -> int:

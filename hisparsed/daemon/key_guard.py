@@ -6,13 +6,14 @@ check guards `/v1` alone, and its application answers calls elsewhere too (`/inv
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any
 
+from hisparsed.daemon.error_form import form_of
 from hisparsed.daemon.gate import MAX_BODY_BYTES
+from hisparsed.daemon.refusal import Refusal, answer
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -68,16 +69,6 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
         dropped += len(message.get("body", b""))
         if not message.get("more_body"):
             break
-    error = {
-        "message": "this node asks for an API key; send it as a bearer token",
-        "type": "unauthorized",
-        "code": 401,
-    }
-    body = json.dumps({"error": error}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"www-authenticate", b"Bearer"),
-    ]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    text = "this node asks for an API key; send it as a bearer token"
+    body = Refusal(401, "unauthorized", text).error(form_of(scope["path"]))
+    await answer(send, 401, body, b"application/json", [(b"www-authenticate", b"Bearer")])

@@ -11,12 +11,15 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
 from hisparsed.errors import UserError
+
+_LOCK = "lock"
+"""The file in the state folder that one daemon holds."""
 
 
 def bind_tcp(host: str, port: int, *, key: str) -> socket.socket:
@@ -61,6 +64,36 @@ def _holder(port: int) -> str:
     return f"a program of another user (`ss -ltnp 'sport = {port}'` as root names it)"
 
 
+@contextlib.contextmanager
+def state_dir_held(path: Path) -> Iterator[None]:
+    """The state folder, made where it is missing and held for one daemon.
+
+    A start that is refused within this leaves no folder that it made, unless something was kept in
+    it. Raises ``UserError`` when it cannot be written or another daemon has it.
+    """
+    made = [one for one in (path, *path.parents) if not one.exists()]
+    make_state_dir(path)
+    with state_lock(path):
+        try:
+            yield
+        except UserError:
+            _remove_empty(path, made)
+            raise
+
+
+def _remove_empty(state_dir: Path, made: Sequence[Path]) -> None:
+    """``made``: the folder and those above it that this start made, the deepest first.
+
+    Call with the lock held, so that it is nobody else's.
+    """
+    if not made or any(one.name != _LOCK for one in state_dir.iterdir()):
+        return
+    with contextlib.suppress(OSError):
+        (state_dir / _LOCK).unlink()
+        for folder in made:
+            folder.rmdir()
+
+
 def make_state_dir(path: Path) -> None:
     """Create the state folder; raises ``UserError`` when it cannot be written."""
     try:
@@ -86,7 +119,7 @@ def _close_to_others(folder: Path) -> None:
 @contextlib.contextmanager
 def state_lock(state_dir: Path) -> Iterator[None]:
     """Hold the state folder for one daemon; released by the kernel when the process ends."""
-    path = state_dir / "lock"
+    path = state_dir / _LOCK
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

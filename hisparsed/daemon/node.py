@@ -31,7 +31,7 @@ from hisparsed.daemon.engine_slot import EngineSlot
 from hisparsed.daemon.engine_values import EngineValues, multiplier_key
 from hisparsed.daemon.gate import Gate
 from hisparsed.daemon.gpus import tell_of_gpus, watched_gpus
-from hisparsed.daemon.listen import bind_tcp, make_state_dir, state_lock
+from hisparsed.daemon.listen import bind_tcp, state_dir_held
 from hisparsed.daemon.logs import watched_logs
 from hisparsed.daemon.metrics_page import (
     ConnectionCollector,
@@ -86,9 +86,8 @@ def run_node(
         record = EngineRecord(config.state_dir)
         if not record.is_put_aside(values) or record.good(config) is None:
             raise
-    make_state_dir(config.state_dir)
     with contextlib.ExitStack() as held:
-        held.enter_context(state_lock(config.state_dir))
+        held.enter_context(state_dir_held(config.state_dir))
         folder = held.enter_context(runtime_folder(config.state_dir))
         api_socket = bind_tcp(config.api.host, config.api.port, key="api.port")
         held.callback(api_socket.close)

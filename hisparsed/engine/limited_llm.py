@@ -1,7 +1,7 @@
 """vLLM's engine front with the operator's context limit in it.
 
-Every node's front is one of these. Judges lengths only; order and number of calls are the
-gate's and the scheduler's.
+Every node's front is one of these. Judges lengths, and what vLLM passes on unread; order and
+number of calls are the gate's and the scheduler's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hisparsed.engine.context_limit import CallLength, CallTooLongError, ContextLimit
+from hisparsed.engine.extra_args import TRANSFER, transfer_fault
 
 
 class LimitedLLM(AsyncLLM):  # type: ignore[misc]
@@ -34,6 +35,9 @@ class LimitedLLM(AsyncLLM):  # type: ignore[misc]
     ) -> AsyncGenerator[Any, None]:
         """As vLLM's. Raises ``VLLMValidationError`` when called, not when iterated, so that
         its API answers 400 to a streaming client too."""
+        fault = transfer_fault(getattr(sampling_params, "extra_args", None))
+        if fault is not None:
+            raise VLLMValidationError(fault, parameter=f"vllm_xargs.{TRANSFER}")
         limit = self.context_limit
         length = self._length(prompt, sampling_params)
         turn = False

@@ -51,6 +51,8 @@ class Question:
     faults: KnownFaults
     start_problems: tuple[str, ...] = ()
     """What the node's own start would refuse, memory and GPUs aside."""
+    kind_problem: str | None = None
+    """Why the node cannot be of ``kind`` here; all else is judged as if it could."""
 
     @property
     def pins(self) -> bool:
@@ -69,6 +71,11 @@ def examine(
         found = list(check(question))
         findings += found or [Finding(name, Severity.OK, well)]
     return findings
+
+
+def node(q: Question) -> Iterator[Finding]:
+    if q.kind_problem is not None:
+        yield Finding("node", Severity.FATAL, q.kind_problem, "the node's start refuses it too")
 
 
 def memory(q: Question) -> Iterator[Finding]:
@@ -185,7 +192,8 @@ def gpus(q: Question) -> Iterator[Finding]:
         return
     wanted = q.config.cuda.tensor_parallel_size
     found = q.machine.gpus
-    if len(found) < wanted:
+    none_is_told = q.kind_problem is not None and not found
+    if len(found) < wanted and not none_is_told:
         yield Finding(
             "gpus",
             Severity.FATAL,
@@ -308,6 +316,7 @@ def clock(q: Question) -> Iterator[Finding]:
 
 
 CHECKS: dict[str, tuple[Check, str]] = {
+    "node": (node, "this machine can run a node of this kind"),
     "memory": (memory, "the host budget fits into memory"),
     "shared-memory": (shared_memory, "shared memory is large enough"),
     "leaked-memory": (leaked_memory, "no memory of dead engines"),

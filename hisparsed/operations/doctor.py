@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hisparsed.config.kind import GpuProbe, detect_node_kind
-from hisparsed.config.node import load_node_config
-from hisparsed.control.status_doctor import Severity
+from hisparsed.config.kind import GpuProbe, NodeKind, detect_node_kind
+from hisparsed.config.node import NodeConfig, load_node_config
 from hisparsed.errors import UserError
 from hisparsed.operations.checks import Question, examine
 from hisparsed.operations.engine_start import start_problems
@@ -41,22 +40,30 @@ def visit(document: Path, probe: GpuProbe, *, fix: bool) -> Visit:
     config = load_node_config(document, memory_bytes=_ANY_MEMORY).value
     load_document(config.policy, Policy)
     machine = read_machine(config)
-    try:
-        detected = detect_node_kind(config, probe)
-    except UserError as error:
-        return Visit(str(document), [Finding("node", Severity.FATAL, str(error))])
+    kind, problem = _kind(config, probe)
     question = Question(
         config=config,
         document=document,
         document_unix_s=document.stat().st_mtime,
-        kind=detected.kind,
+        kind=kind,
         machine=machine,
         faults=load_known_faults(),
-        start_problems=start_problems(config, detected.kind),
+        start_problems=start_problems(config, kind),
+        kind_problem=problem,
     )
     findings = examine(question)
-    node = f"{detected.kind} node of {document}"
-    return Visit(node, put_right(findings, machine) if fix else findings)
+    return Visit(f"{kind} node of {document}", put_right(findings, machine) if fix else findings)
+
+
+def _kind(config: NodeConfig, probe: GpuProbe) -> tuple[NodeKind, str | None]:
+    """What the document asks for, and why this machine cannot be it.
+
+    Only CUDA nodes ask something of the machine, so that is the kind of one that cannot be.
+    """
+    try:
+        return detect_node_kind(config, probe).kind, None
+    except UserError as error:
+        return "cuda", str(error)
 
 
 def put_right(findings: Sequence[Finding], machine: Machine) -> list[Finding]:

@@ -5,16 +5,21 @@ Not here: any looking.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hisparsed.control.status_doctor import Severity
+from hisparsed.policy.units import counted
 
 EXIT_SOUND = 0
 EXIT_WARNINGS = 1
 EXIT_FATAL = 3
 """2 is wrong input, as of every command."""
+_WIDTH = 100
+_LEAST_WIDTH = 40
+_INDENT = " " * 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +53,34 @@ def findings_document(findings: Sequence[Finding], *, node: str) -> dict[str, An
     return {"node": node, "counts": counts, "findings": [asdict(one) for one in findings]}
 
 
-def findings_text(findings: Sequence[Finding], *, node: str, every: bool) -> str:
-    """For people: the worst first, with why and how; ``every`` also lists what is well."""
+def findings_text(
+    findings: Sequence[Finding], *, node: str, every: bool, width: int = _WIDTH
+) -> str:
+    """For people: the worst first, with why and how; ``every`` also lists what is well.
+
+    What is longer than ``width`` goes on below itself.
+    """
     order = list(reversed(Severity))
     lines = []
     for one in sorted(findings, key=lambda one: (one.fixed, order.index(one.severity))):
         if one.severity is Severity.OK and not every:
             continue
         word = "fixed" if one.fixed else one.severity.value
-        lines.append(f"{word:8} {one.check:14} {one.what}")
-        lines += [f"{'':23} why: {one.why}"] if one.why else []
-        lines += [f"{'':23} fix: {one.fix}"] if one.fix and not one.fixed else []
+        lines += _below(f"{word:8} {one.check:14} ", one.what, width)
+        lines += _below(f"{_INDENT}why: ", one.why, width) if one.why else []
+        lines += _below(f"{_INDENT}fix: ", one.fix, width) if one.fix and not one.fixed else []
     return "\n".join([*lines, _summary(findings, node)]) + "\n"
+
+
+def _below(start: str, text: str, width: int) -> list[str]:
+    """``text`` after ``start`` and, where it is longer, in the same column below."""
+    first, *more = textwrap.wrap(
+        text,
+        max(width - len(start), _LEAST_WIDTH),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [start + first, *(" " * len(start) + line for line in more)]
 
 
 def _summary(findings: Sequence[Finding], node: str) -> str:
@@ -69,6 +90,6 @@ def _summary(findings: Sequence[Finding], node: str) -> str:
     fixed = sum(one.fixed for one in findings)
     put_right = f", {fixed} put right" if fixed else ""
     return (
-        f"{node}: {len(findings)} checks, {count(Severity.FATAL)} fatal, "
-        f"{count(Severity.WARNING)} warnings{put_right}."
+        f"{node}: {counted(len({one.check for one in findings}), 'check')}, "
+        f"{count(Severity.FATAL)} fatal, {counted(count(Severity.WARNING), 'warning')}{put_right}."
     )

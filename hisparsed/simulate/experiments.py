@@ -15,6 +15,17 @@ _AGENTS = "{traces}/claude-code-128k.jsonl.gz"
 _CHAT = "{traces}/mooncake-conversation.jsonl.gz"
 
 
+MEMORY = (
+    *("users", "calls/h", "spread", "good/h", "hit", "recomputed"),
+    *("running", "TTFT p50", "p99", "ITL", "load"),
+)
+PAIRS = (*MEMORY, "p99 of both")
+STEPS = (
+    *("users", "calls/h", "spread", "tok/s", "good/h", "hit", "preempted"),
+    *("running", "TTFT p50", "p99", "ITL", "link", "moves"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Experiment:
     """``name`` is that of its table; ``policies`` and ``options`` as on the command line."""
@@ -29,6 +40,8 @@ class Experiment:
     seeds: int = 1
     oracle: bool = False
     """Whether the first policy is held against the best of the others."""
+    columns: Sequence[str] = MEMORY
+    """Heads of the table's columns after the policy."""
 
     @property
     def runs(self) -> list[tuple[str, ...]]:
@@ -68,8 +81,16 @@ EXPERIMENTS = (
         "load",
         ("stock", ADAPTIVE, _CEILING),
         ("--trace", _AGENTS, *_STEADY),
-        users=(64, 80, 96, 128, 192),
+        users=(64, 80, 96, 128),
         seeds=3,
+        columns=PAIRS,
+    ),
+    Experiment(
+        "crowded",
+        ("stock", ADAPTIVE, _CEILING),
+        ("--trace", _AGENTS, *_STEADY),
+        users=(192,),
+        columns=PAIRS,
     ),
     Experiment(
         "split",
@@ -84,7 +105,8 @@ EXPERIMENTS = (
         ("standard", "stock", ADAPTIVE),
         (*_OPENHANDS, "openhands"),
         users=(8, 16, 24, 32),
-        seeds=3,
+        seeds=2,
+        columns=STEPS,
     ),
     Experiment(
         "chat",
@@ -115,13 +137,15 @@ EXPERIMENTS = (
         seeds=2,
         oracle=True,
     ),
-    Experiment("hot", _HOT, (*_OPENHANDS, "openhands", *_SPREAD), users=(16, 32, 48), seeds=2),
+    Experiment(
+        "hot", _HOT, (*_OPENHANDS, "openhands", *_SPREAD), users=(16, 32, 48), columns=STEPS
+    ),
     Experiment(
         "hot-worse",
         _HOT,
         (*_OPENHANDS, "openhands", *_SPREAD, "--misses", "x1.5", "--union", "x1.5"),
         users=(32,),
-        seeds=2,
+        columns=STEPS,
     ),
     Experiment(
         "admission",
@@ -134,15 +158,15 @@ EXPERIMENTS = (
             f"{ADAPTIVE},admission.max_waiting_sessions=4,admission.when_full=wait",
             f"{ADAPTIVE},admission.max_waiting_sessions=4,admission.when_full=refuse",
         ),
-        ("--trace", _AGENTS, *_STEADY),
-        users=(48, 96, 128, 160),
+        ("--trace", _AGENTS, *_SHORT),
+        users=(64, 96, 128, 160),
     ),
     Experiment(
         "burst",
         ("stock", ADAPTIVE, _ARRIVAL),
         ("--trace", _AGENTS, "--for", "12m", "--warmup", "10s"),
         users=(96, 128, 192),
-        seeds=2,
+        columns=PAIRS,
     ),
     Experiment(
         "copies",
@@ -173,11 +197,12 @@ EXPERIMENTS = (
         ("standard", "stock", ADAPTIVE),
         ("--trace", "openhands", "--for", "3m", "--warmup", "45s", "--scale", "1"),
         users=(1,),
+        columns=STEPS,
     ),
     Experiment(
         "million",
         ("stock", ADAPTIVE),
-        ("--trace", "openhands@1000000", "--for", "1h", "--warmup", "30m", "--scale", "1"),
-        users=(32,),
+        ("--trace", "openhands@1000000", "--for", "20m", "--warmup", "10m", "--scale", "1"),
+        users=(8, 32),
     ),
 )

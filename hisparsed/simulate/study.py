@@ -102,8 +102,10 @@ def markdown(experiment: Experiment, results: Sequence[PolicyResult]) -> str:
     command = " ".join(["hisparsed", *experiment.command("TRACES", *runs, *chosen)])
     if not results:
         return f"\n`{command}`: not run yet.\n\n"
-    lines = ["", f"`{command}`", "", _row(HEADS), _row(["---"] * len(HEADS))]
-    lines += [_row([f"`{name}`", *cells]) for name, *cells in rows(results)]
+    shown = [HEADS.index(head) for head in experiment.columns]
+    heads = [HEADS[0], *experiment.columns]
+    lines = ["", f"`{command}`", "", _row(heads), _row(["---"] * len(heads))]
+    lines += [_row([f"`{row[0]}`", *(row[one] for one in shown)]) for row in rows(results)]
     if experiment.oracle:
         lines += ["", against_best(results)]
     if any(one.settled_s is not None for one in results):

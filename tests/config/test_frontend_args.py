@@ -68,6 +68,45 @@ def test_a_file_that_is_missing_is_named_with_its_line(tmp_path: Path, name: str
     assert found.message == f"{tmp_path}/sub/missing.py cannot be read: No such file or directory"
 
 
+@pytest.mark.parametrize(
+    ("template", "line", "why"),
+    [
+        ("{% for m in messages %}\n{{ m.content }}\n", 2, "Unexpected end of template."),
+        ("{{ messages }}\n{{ a b }}", 2, "expected token 'end of print statement', got 'b'"),
+        ("\n\n{% endfor %}", 3, "Encountered unknown tag 'endfor'."),
+        ("{% if a %}{% elsif b %}{% endif %}", 1, "Encountered unknown tag 'elsif'."),
+        ("{{ 'a", 1, "unexpected char"),
+    ],
+)
+def test_a_template_that_is_none_is_told_with_file_and_line(
+    tmp_path: Path, template: str, line: int, why: str
+) -> None:
+    (tmp_path / "glm.jinja").write_text(template, "utf-8")
+    found = problem(tmp_path, "  tool_call_parser: glm47", "  chat_template: glm.jinja")
+    assert found.line == 4
+    assert key_text(found.key) == "frontend_args.chat_template"
+    assert f"{tmp_path}/glm.jinja:{line}: no Jinja template: " in found.message
+    assert why in found.message
+    assert found.hint is not None
+    assert "put the template right" in found.hint
+
+
+def test_a_template_in_the_document_is_looked_at_too(tmp_path: Path) -> None:
+    found = problem(tmp_path, "  chat_template: |", "    {{ messages }}", "    {% if %}")
+    assert found.line == 3
+    assert found.message.startswith("the template:2: no Jinja template: ")
+
+
+def test_what_templates_of_models_use_is_known(tmp_path: Path) -> None:
+    (tmp_path / "glm.jinja").write_text(
+        "{%- for m in messages -%}{% if loop.index > 9 %}{% break %}{% endif %}"
+        "{% generation %}{{ m.content | tojson | of_another_version }}{% endgeneration %}"
+        "{%- endfor -%}{{ raise_exception('no') }}{{ strftime_now('%Y') }}",
+        "utf-8",
+    )
+    load(tmp_path, "  chat_template: glm.jinja")
+
+
 def test_the_glm_profile_reads_tool_calls_and_thinking() -> None:
     profile = shipped_config("profiles/8xh200-glm-5.3.yaml")
     config = load_node_config(profile, memory_bytes=2**50).value

@@ -65,7 +65,7 @@ async def test_modes_are_listed_in_the_order_of_the_levers(served: Any) -> None:
 
 async def test_the_status_page_before_the_first_report(node: Any) -> None:
     page = status_page(node.board.status())
-    assert "has not reported yet" in page
+    assert "report     none of the engine yet" in page
     assert "starting" in page
 
 
@@ -77,7 +77,7 @@ async def test_a_rejected_policy_and_a_stopped_journal_stand_out(node: Any) -> N
         update={"writing": False, "error": "disk is full", "dropped": 3}
     )
     page = words(status_page(status.model_copy(update={"journal": stopped})))
-    assert "REJECTED 1 reloads" in page
+    assert "REJECTED 1 reload;" in page
     assert "policy.yaml:2: tick" in page
     assert "STOPPED: disk is full; 3 records dropped" in page
 
@@ -102,7 +102,7 @@ async def test_refused_commands_stand_out(node: Any) -> None:
     assert "TROUBLE" not in status_page(node.board.status())
     node.engine.target, node.engine.apply_trouble = 10, [ValueError("not now")]
     await node.ticks(1)
-    assert "TROUBLE  1 commands refused, 0 ticks failed" in status_page(node.board.status())
+    assert "TROUBLE  1 command refused, 0 ticks failed" in status_page(node.board.status())
 
 
 async def test_status_as_json_is_the_document(served: Any) -> None:
@@ -200,9 +200,11 @@ def test_figures_are_written_in_their_units() -> None:
         "pool_bytes": 3 * 2**20,
         "reach_tokens": 1_234_567.0,
         "loads_per_s": 0.25,
+        "shrinking_costs_s": 7.794e-06,
+        "hisparse_reach_tokens": 5.0,
         "limit": None,
     }
     assert figures_text(figures) == (
-        "pcie budget 1GiB/s, gpu free 12.5%, ageing 1m30s, pool 3MiB, reach tokens 1,234,567, "
-        "loads per s 0.25, limit unlimited"
+        "PCIe budget 1GiB/s, GPU free 12.5%, ageing 1m30s, pool 3MiB, reach tokens 1,234,567, "
+        "loads 0.25/s, shrinking costs 0.008ms, HiSparse reach tokens 5, limit unlimited"
     )

@@ -88,7 +88,7 @@ async def test_what_was_found_before_the_start_is_told_worst_first(
     assert status.at_unix_s == START_S
     assert events(node) == [("doctor-found", "daemon")] * 2, "a note is no news"
     text = status_page(node.board.status(), width=200)
-    assert "doctor     1 fatal, 1 warnings of 4 checks" in text
+    assert "doctor     1 fatal, 1 warning of 4 checks" in text
     assert "FATAL    memlock: memlock is wrong; what helps: mend memlock" in text
 
 

@@ -357,3 +357,14 @@ async def test_a_body_that_says_it_is_too_large_is_not_read(node: Node) -> None:
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [length]}
     await node.gate(scope, receive, send)
     assert sent[0]["status"] == 413
+
+
+async def test_half_of_a_character_is_refused_before_the_application_sees_it(node: Node) -> None:
+    node.go_on.clear()
+    refused = await node.client.post("/v1/completions", content=b'{"stop": ["\\ud800"]}')
+    assert refused.status_code == 400
+    assert "half of a character" in refused.json()["error"]["message"]
+    assert node.gate.open_requests == 0
+    node.go_on.set()
+    whole = await node.client.post("/v1/completions", content=b'{"stop": ["\\ud83d\\ude00"]}')
+    assert whole.status_code == 200

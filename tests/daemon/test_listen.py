@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hisparsed.daemon.listen import bind_tcp, make_state_dir, state_lock
+from hisparsed.daemon.listen import bind_tcp, make_state_dir, state_dir_held, state_lock
 from hisparsed.errors import UserError
 
 
@@ -65,3 +65,53 @@ def test_two_daemons_cannot_share_a_state_folder(tmp_path: Path) -> None:
         pass
     with state_lock(tmp_path):
         pass
+
+
+def start(state: Path, keep: str | None) -> None:
+    with state_dir_held(state):
+        assert (state / "lock").exists()
+        if keep is not None:
+            (state / keep).write_text("kept", "utf-8")
+        raise UserError("the port is taken")
+
+
+def refused_start(state: Path, keep: str | None = None) -> None:
+    with pytest.raises(UserError, match="the port is taken"):
+        start(state, keep)
+
+
+def test_a_start_that_is_refused_leaves_no_folder_that_it_made(tmp_path: Path) -> None:
+    refused_start(tmp_path / "var" / "lib" / "state")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_is_refused_leaves_a_folder_as_it_was(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    refused_start(state)
+    assert [one.name for one in state.iterdir()] == ["lock"], "its lock may be another's next"
+
+
+def test_a_start_that_is_refused_leaves_what_was_kept_meanwhile(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    refused_start(state, keep="journal.sqlite")
+    assert (state / "journal.sqlite").read_text("utf-8") == "kept"
+    assert (state / "lock").exists()
+
+
+def test_a_node_that_ends_leaves_its_state_folder(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with state_dir_held(state):
+        pass
+    assert (state / "lock").exists()
+    with pytest.raises(RuntimeError), state_dir_held(tmp_path / "other"):
+        raise RuntimeError("a mistake of the daemon")
+    assert (tmp_path / "other" / "lock").exists()
+
+
+def test_a_second_daemon_takes_nothing_of_the_first(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with state_dir_held(state):
+        with pytest.raises(UserError, match="belongs to a running daemon"), state_dir_held(state):
+            pass
+        assert (state / "lock").read_text("utf-8").strip() == str(os.getpid())

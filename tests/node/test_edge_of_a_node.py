@@ -131,6 +131,41 @@ def test_no_text_of_a_call_is_anywhere(edge: ServeProcess, collector: OtlpCollec
     assert not any(MARKER.encode() in body for body in collector.bodies)
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "a"}]}),
+        (COMPLETIONS, {"prompt": "a"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+    ids=["chat", "completions", "messages", "responses"],
+)
+def test_transfer_parameters_that_are_no_object_are_the_clients_mistake(
+    edge: ServeProcess, path: str, prompt: dict[str, Any]
+) -> None:
+    def refusal(**more: Any) -> str:
+        content = json.dumps({"model": "hisparsed-reference", **prompt, **more})
+        answer = edge.http.post(path, content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        body = answer.json()
+        assert body.get("type") == ("error" if path == "/v1/messages" else None)
+        return str(body["error"]["message"])
+
+    for value in ("x", 5, 0, 0.5, [1]):
+        said = refusal(vllm_xargs={"kv_transfer_params": value})
+        assert f"vllm_xargs.kv_transfer_params: {value!r} is not an object" in said
+    for value in ("x", 5, [1]):
+        said = refusal(kv_transfer_params=value)
+        assert "kv_transfer_params" in said
+        assert "valid dictionary" in said
+    assert "half of a character" in refusal(kv_transfer_params={"a": "\ud800"})
+    legal = {"do_remote_decode": "?", "remote_block_ids": [None], "load_tiers": [{"medium": 5}]}
+    for transfer in ({}, legal):
+        call = {"model": "hisparsed-reference", **prompt, "kv_transfer_params": transfer}
+        assert edge.http.post(path, json=call).status_code == 200
+
+
 def test_every_line_of_every_process_is_json_of_one_form(edge: ServeProcess) -> None:
     # What an engine's process says before vLLM has set its logging up, it says as Python would.
     early = "Triton is installed, but doesn't include CPU backend. Disabling Triton."

@@ -137,6 +137,7 @@ def test_a_control_socket_path_that_is_a_file_is_refused_and_kept(files: NodeFil
 def test_a_control_socket_path_that_is_too_long_is_refused(files: NodeFiles) -> None:
     files.document["control_socket"] = str(files.folder / ("s" * 110))
     assert "is longer than the 107 bytes" in refusal(files)
+    assert not files.state_dir.exists()
 
 
 @pytest.mark.skipif(bool(nvidia_gpus()), reason="this machine has a GPU")
@@ -155,6 +156,7 @@ def test_a_port_that_a_live_node_has_is_refused(
     files.document[key] = {"port": node.files.port}
     message = refusal(files)
     assert f"{key}.port: 127.0.0.1:{node.files.port} is taken" in message
+    assert not files.state_dir.exists()
 
 
 @pytest.mark.engine

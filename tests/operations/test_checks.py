@@ -149,5 +149,15 @@ def test_the_worst_comes_first_and_what_is_well_on_request() -> None:
     words = [line.split()[0] for line in text.splitlines() if not line.startswith(" ")]
     assert words == ["fatal", "warning", "cuda"]
     assert text.splitlines()[1].strip() == "why: why it matters"
-    assert text.splitlines()[-1] == "cuda node: 3 checks, 1 fatal, 1 warnings."
+    assert text.splitlines()[-1] == "cuda node: 1 check, 1 fatal, 1 warning."
     assert "ok       memlock" in findings_text(findings, node="n", every=True)
+
+
+def test_a_long_finding_goes_on_below_itself() -> None:
+    long = Finding("memlock", Severity.FATAL, "what " * 30, "why " * 30, "https://" + "x" * 90)
+    lines = findings_text([long], node="n", every=False, width=80).splitlines()[:-1]
+    assert all(len(line) <= 80 for line in lines if "https" not in line)
+    assert lines[0].startswith("fatal    memlock        what what")
+    assert lines[1].startswith(" " * 24 + "what")
+    assert [line.index("why why") for line in lines if "why why" in line][1:] == [29] * 2
+    assert lines[-1] == " " * 24 + "fix: https://" + "x" * 90, "what is copied stays whole"

@@ -140,12 +140,61 @@ def test_a_daemon_on_the_socket_is_seen(document: Path, tmp_path: Path) -> None:
         assert look(document)["daemon"].severity is Severity.FATAL
 
 
-def test_a_gpu_node_without_a_gpu_is_fatal(document: Path) -> None:
-    text = yaml.safe_load(document.read_text()) | {"node": "cuda", "model": "glm"}
+def cuda_document(document: Path, model: Path, **changes: Any) -> Path:
+    text = yaml.safe_load(document.read_text())
+    document.write_text(yaml.safe_dump(text | {"node": "cuda", "model": str(model)} | changes))
+    return document
+
+
+def test_a_gpu_node_without_a_gpu_is_judged_in_all_else(
+    document: Path, tmp_path: Path, free_port: int
+) -> None:
+    facts = {
+        "model_type": "glm_moe_dsa",
+        "index_topk": 2048,
+        "num_hidden_layers": 78,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "max_position_embeddings": 202_752,
+    }
+    (tmp_path / "glm").mkdir()
+    (tmp_path / "glm" / "config.json").write_text(json.dumps(facts))
+    cuda_document(
+        document,
+        tmp_path / "glm",
+        cuda={"tensor_parallel_size": 8, "max_model_len": 400_000},
+        engine_args={"block_size": 16},
+    )
+    with socket.create_server(("127.0.0.1", free_port)):
+        findings = visit(document, list, fix=False).findings
+    fatal = [(one.check, one.what) for one in findings if one.severity is Severity.FATAL]
+    said = "\n".join(what for _, what in fatal)
+    assert [check for check, _ in fatal if check in ("node", "gpus")] == ["node"]
+    assert "no NVIDIA GPU can be seen" in said
+    assert "engine_args.block_size: the CUDA node sets it itself" in said
+    assert "cuda.max_model_len: the model knows 202752 positions" in said
+    assert "host_budget: 64MiB cannot hold one request" in said
+    assert f"api.port: 127.0.0.1:{free_port} is taken" in said
+
+
+def test_a_model_that_is_not_there_is_told_beside_the_missing_gpu(
+    document: Path, tmp_path: Path
+) -> None:
+    cuda_document(document, tmp_path / "nowhere")
+    found = look(document)
+    assert found["node"].severity is Severity.FATAL
+    assert found["engine"].severity is Severity.FATAL
+    assert str(tmp_path / "nowhere") in found["engine"].what
+
+
+def test_a_gpu_without_a_model_is_judged_as_the_node_it_would_be(document: Path) -> None:
+    text = yaml.safe_load(document.read_text()) | {"node": "auto"}
     document.write_text(yaml.safe_dump(text))
-    (found,) = visit(document, list, fix=False).findings
-    assert found.severity is Severity.FATAL
-    assert "no NVIDIA GPU can be seen" in found.what
+    told = visit(document, lambda: ["NVIDIA H200"], fix=False)
+    (node,) = [one for one in told.findings if one.check == "node"]
+    assert node.severity is Severity.FATAL
+    assert "no model is configured" in node.what
+    assert told.node.startswith("cuda node of ")
 
 
 def test_a_budget_beyond_the_machine_is_a_finding(document: Path) -> None:

@@ -97,6 +97,8 @@ def test_entries_that_cannot_meet_may_contradict_each_other() -> None:
     ("setting", "says"),
     [
         ("hot.mx: 3", "is not a known key; did you mean hot.max?"),
+        ("split.dead_band: 3", "is not a known key; did you mean rebalance.dead_band.relative?"),
+        ("zzz.qqqq: 3", "is not a known key; `hisparsed policy reference` lists all keys"),
         ("hot: 3", "is a section; set its keys, such as hot.min"),
         ("hot.max: much", '"much" is not a number'),
         ("hot.max: [3]", "is not one value"),

@@ -12,6 +12,8 @@ from hisparsed.policy.units import (
     ByteSize,
     Duration,
     Fraction,
+    counted,
+    exact_bytes,
     format_bytes,
     format_duration,
     format_fraction,
@@ -245,3 +247,16 @@ def test_a_small_plain_size_is_a_forgotten_unit(plain: int) -> None:
 
 def test_plain_sizes_from_a_kibibyte_on_are_bytes() -> None:
     assert (parse_bytes(0), parse_bytes(1024)) == (0, 1024)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(37 * 10**9, "37GB"), (1500, "1500B"), (2000, "2kB"), (0, "0B")]
+)
+def test_an_exact_size_is_short_where_decimal_units_hold_it(count: int, text: str) -> None:
+    assert exact_bytes(count) == text
+    assert parse_bytes(text) == count
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    said = [counted(count, "round") for count in (0, 1, 2, 1204)]
+    assert said == ["0 rounds", "1 round", "2 rounds", "1,204 rounds"]

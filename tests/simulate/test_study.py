@@ -70,7 +70,15 @@ def test_a_table_replaces_the_one_before_and_nothing_else() -> None:
 def test_a_table_shows_the_command_without_the_place_of_the_traces() -> None:
     text = markdown(EXPERIMENT, [RESULT])
     assert "`hisparsed simulate --trace TRACES/a.gz --policy stock`" in text
-    assert "| `stock` | 8 | 3 | 120 |" in text
+    assert "| policy | users | calls/h | spread | good/h |" in text
+    assert "| `stock` | 8 | 120 | - | 100 |" in text
+
+
+def test_a_table_has_the_columns_that_its_question_needs() -> None:
+    few = dataclasses.replace(EXPERIMENT, columns=("moves", "users"))
+    assert "| policy | moves | users |\n| --- | --- | --- |\n| `stock` | 0 | 8 |" in markdown(
+        few, [RESULT]
+    )
 
 
 def test_results_that_are_there_are_not_run_again(tmp_path: Path) -> None:

@@ -77,3 +77,12 @@ class HiSparseConnector(StockConnector):  # type: ignore[misc]
             kwargs.get("request_ids") or (),
             kwargs.get("request_state_indices"),
         )
+
+    def shutdown(self) -> None:
+        """vLLM unpins and closes the pool here, which views of it would prevent: ours, and those
+        that its own worker still has."""
+        if self._hisparsed_node is not None:
+            self._hisparsed_node.release()
+        if self.connector_worker is not None:
+            self.connector_worker.host_caches = ()
+        super().shutdown()

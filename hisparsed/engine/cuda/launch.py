@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from hisparsed.engine.cuda import checks, tiny_model
 from hisparsed.engine.cuda.checks import GpuFacts, MachineFacts
 from hisparsed.engine.cuda.kernels_choice import CONNECTOR_MODULE, WORKER_EXTENSION
 from hisparsed.engine.cuda.model_facts import BLOCK_TOKENS, ModelFacts, facts_of, read_model
-from hisparsed.engine.cuda.nvml import GpuReader, nvidia_library
+from hisparsed.engine.cuda.nvml import GpuReader, log_unreadable, nvidia_library
 from hisparsed.engine.scratch import whole_step_scratch_blocks
 from hisparsed.errors import UserError
 
@@ -100,9 +100,9 @@ def model_facts(config: NodeConfig) -> ModelFacts | None:
     return read_model(config.model)
 
 
-def read_machine() -> MachineFacts:
-    """What this machine has free now."""
-    reader = GpuReader(nvidia_library(), os.environ)
+def read_machine(*, tell: Callable[[str], None] = log_unreadable) -> MachineFacts:
+    """What this machine has free now; ``tell`` hears what the driver does not say."""
+    reader = GpuReader(nvidia_library(), os.environ, tell=tell)
     try:
         gpus = reader.read()
     finally:

@@ -67,7 +67,7 @@ def nvidia_library() -> Any:
     return pynvml
 
 
-def _warn(sentence: str) -> None:
+def log_unreadable(sentence: str) -> None:
     log.warning("%s", sentence, extra={"event_id": GPU_UNREADABLE})
 
 
@@ -79,7 +79,7 @@ class GpuReader:
     """
 
     def __init__(
-        self, nvml: Any, environ: Mapping[str, str], *, tell: Callable[[str], None] = _warn
+        self, nvml: Any, environ: Mapping[str, str], *, tell: Callable[[str], None] = log_unreadable
     ) -> None:
         self._nvml = nvml
         self._say = tell

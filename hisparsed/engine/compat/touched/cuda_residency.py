@@ -9,6 +9,7 @@ from hisparsed.engine.compat.touch import (
     calls,
     overrides,
     reads,
+    sets,
 )
 
 _RUNTIME = "engine.cuda.residency.runtime"
@@ -84,7 +85,13 @@ TOUCHED = (
         why="tells workers of leases with each step's metadata, and installs our resolver",
         breaks=_NO_START,
         uses=(
-            *overrides("__init__", "build_connector_meta", "register_kv_caches", "start_load_kv"),
+            *overrides(
+                "__init__",
+                "build_connector_meta",
+                "register_kv_caches",
+                "start_load_kv",
+                "shutdown",
+            ),
             *reads("connector_scheduler", "connector_worker"),
             *calls("_get_connector_metadata"),
         ),
@@ -106,9 +113,10 @@ TOUCHED = (
     Touch(
         f"{_HISPARSE}.worker:HiSparseConnectorWorker",
         by=(_CONNECTOR,),
-        why="the cache handles of all layers, in the order of the hot groups",
+        why="the cache handles of all layers, in the order of the hot groups; its views of the "
+        "pool go before the pool is closed",
         breaks=_NO_START,
-        uses=reads("cache_handles"),
+        uses=(*reads("cache_handles"), *sets("host_caches")),
     ),
     Touch(
         "vllm.v1.worker.gpu.model_runner:GPUModelRunner",

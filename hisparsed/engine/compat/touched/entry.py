@@ -300,7 +300,8 @@ TOUCHED = (
             "engine.reference.request_check",
             "soak.engine",
         ),
-        why="canaries, soaks and the context limit set them; the reference node checks them",
+        why="canaries, soaks and the context limit set them; every node checks some, the reference "
+        "node more",
         breaks="canaries fail",
         uses=(
             *fields(
@@ -321,6 +322,7 @@ TOUCHED = (
                 "allowed_token_ids",
                 "bad_words",
                 "structured_outputs",
+                "extra_args",
             ),
             *sets("max_tokens"),
             *calls("clone"),

@@ -107,6 +107,8 @@ class GroupRows:
         self.state = state
         self.geometry = geometry
         self.layers = tuple(layers)
+        self.row_bytes = sum(layer.layout.row_bytes for layer in layers)
+        """Bytes that one missed row moves over all layers."""
         self.hot_group = hot_group
         self._scratch = scratch
         self._out = Resolution(
@@ -119,10 +121,9 @@ class GroupRows:
             swap_counts=swap_counts,
         )
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes that one missed row moves over all layers."""
-        return sum(layer.layout.row_bytes for layer in self.layers)
+    def release(self) -> None:
+        """Let go of the memories: a host pool that is mapped closes only without views of it."""
+        self.layers = ()
 
     def resolve(
         self,

@@ -164,6 +164,12 @@ class WorkerResidency:
         """Why no further step may be served; empty while all is well."""
         return self._failed
 
+    def release(self) -> None:
+        """Let go of KV and host memory before they are closed; no further step is served."""
+        self.doubt("this worker has been shut down")
+        for group in self.groups:
+            group.release()
+
     def forget_all(self) -> None:
         """Drop every hot copy, as after a graph capture."""
         self.bank.forget_all()
