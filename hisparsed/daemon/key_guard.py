@@ -11,7 +11,7 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Any
 
-from hisparsed.daemon.error_form import form_of
+from hisparsed.daemon.error_form import ErrorForm, form_of
 from hisparsed.daemon.gate import MAX_BODY_BYTES
 from hisparsed.daemon.refusal import Refusal, answer
 
@@ -24,9 +24,10 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version", "/load"})
 
 
 class KeyGuard:
-    """``app`` for clients that send one of ``api_keys`` as a bearer token; 401 for others.
+    """``app`` for clients that send one of ``api_keys``; 401 for others.
 
-    Without keys everybody passes.
+    As a bearer token, or on the Messages API as ``x-api-key`` too, which is what Anthropic's
+    clients send. Without keys everybody passes.
     """
 
     def __init__(self, app: App, *, api_keys: Sequence[str]) -> None:
@@ -50,12 +51,14 @@ class KeyGuard:
         )
 
     def _has_key(self, scope: Scope) -> bool:
-        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            return False
-        given = sha256(key.strip()).digest()
+        headers = dict(scope["headers"])
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        given = [key] if scheme.lower() == b"bearer" else []
+        if form_of(scope["path"]) is ErrorForm.ANTHROPIC and b"x-api-key" in headers:
+            given.append(headers[b"x-api-key"])
         # All are compared, so the time does not say which one came near.
-        return sum(compare_digest(given, known) for known in self._digests) > 0
+        digests = [sha256(one.strip()).digest() for one in given]
+        return sum(compare_digest(one, known) for one in digests for known in self._digests) > 0
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,6 +72,9 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
         dropped += len(message.get("body", b""))
         if not message.get("more_body"):
             break
+    form = form_of(scope["path"])
     text = "this node asks for an API key; send it as a bearer token"
-    body = Refusal(401, "unauthorized", text).error(form_of(scope["path"]))
+    if form is ErrorForm.ANTHROPIC:
+        text += " or as x-api-key"
+    body = Refusal(401, "unauthorized", text).error(form)
     await answer(send, 401, body, b"application/json", [(b"www-authenticate", b"Bearer")])

@@ -84,8 +84,8 @@ def _sentence(state: Supervision, limits: SupervisionConfig, now_s: float, why: 
 def away_words(state: Supervision) -> str:
     """For clients: why no call can start. Says nothing of what the operator has to know."""
     if state.phase is EngineState.STARTING and not state.served:
-        return "this node's engine is starting; retry after the time given, or elsewhere"
-    return "this node's engine is being restarted; retry after the time given, or elsewhere"
+        return "this node's engine is starting; retry in a while, or elsewhere"
+    return "this node's engine is being restarted; retry in a while, or elsewhere"
 
 
 def plan_sentence(

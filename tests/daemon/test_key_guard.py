@@ -50,6 +50,20 @@ async def test_each_key_opens_every_path(header: str) -> None:
     assert answer.json() == {"path": "/invocations"}
 
 
+async def test_the_messages_api_takes_the_key_as_its_own_clients_send_it() -> None:
+    http = client("one", "two")
+    own = {"x-api-key": "two"}
+    assert (await http.post("/v1/messages/count_tokens", headers=own)).status_code == 200
+    # The official client sends both where both are set; one that holds is enough.
+    both = {**own, "authorization": "Bearer other"}
+    assert (await http.post("/v1/messages", headers=both)).status_code == 200
+    wrong = await http.post("/v1/messages", headers={"x-api-key": "tw"})
+    assert wrong.status_code == 401
+    assert wrong.json()["error"]["type"] == "authentication_error"
+    assert "x-api-key" in wrong.json()["error"]["message"]
+    assert (await http.post("/v1/completions", headers=own)).status_code == 401
+
+
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
 async def test_health_is_told_to_everybody(path: str) -> None:
     assert (await client("one").get(path)).status_code == 200
