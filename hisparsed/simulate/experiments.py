@@ -38,6 +38,7 @@ class Experiment:
     loads: Sequence[float] = ()
     """As ``users``, for the pace at which recorded sessions start."""
     seeds: int = 1
+    first_seed: int = 0
     oracle: bool = False
     """Whether the first policy is held against the best of the others."""
     columns: Sequence[str] = MEMORY
@@ -72,6 +73,7 @@ _ARRIVAL = f"{ADAPTIVE},levers.admission.mode=off"
 _STEADY = ("--for", "30m", "--warmup", "12m")
 """Long enough that the backlog of everybody's first prompt is gone when measuring begins."""
 _SHORT = ("--for", "20m", "--warmup", "8m")
+_CHANGE = ("--for", "24m", "--warmup", "6m", "--load", "0.5")
 _OPENHANDS = ("--for", "3m", "--warmup", "45s", "--scale", "1/4", "--trace")
 _HOT = (_held(5), _held(2), ADAPTIVE, f"{ADAPTIVE},hot.sharing=marginal-gain")
 _SPREAD = ("--curve-spread", "1")
@@ -87,8 +89,8 @@ EXPERIMENTS = (
     ),
     Experiment(
         "crowded",
-        ("stock", ADAPTIVE, _CEILING),
-        ("--trace", _AGENTS, *_STEADY),
+        ("stock", ADAPTIVE),
+        ("--trace", _AGENTS, "--for", "45m", "--warmup", "27m"),
         users=(192,),
         columns=PAIRS,
     ),
@@ -97,7 +99,15 @@ EXPERIMENTS = (
         (ADAPTIVE, *_fixed(60, 65, 70, 75, 80, 85, 90, 94, 95, 96, 97, 98)),
         ("--trace", _AGENTS, *_STEADY),
         users=(128,),
+        oracle=True,
+    ),
+    Experiment(
+        "split-seeds",
+        (ADAPTIVE, *_fixed(80, 85, 90, 94, 96)),
+        ("--trace", _AGENTS, *_STEADY),
+        users=(128,),
         seeds=2,
+        first_seed=1,
         oracle=True,
     ),
     Experiment(
@@ -112,7 +122,7 @@ EXPERIMENTS = (
         "chat",
         (ADAPTIVE, *_fixed(60, 70, 75, 80, 85, 90, 94, 95, 96, 97, 98)),
         ("--trace", _CHAT, *_SHORT),
-        seeds=2,
+        loads=(0.7, 1.0),
         oracle=True,
     ),
     Experiment(
@@ -120,12 +130,11 @@ EXPERIMENTS = (
         ("stock", ADAPTIVE, _CEILING),
         ("--trace", _CHAT, *_SHORT),
         loads=(0.5, 1.0, 1.5),
-        seeds=2,
     ),
     Experiment(
         "change",
         (ADAPTIVE, "stock", *_fixed(75, 90, 95, 97)),
-        ("--trace", _AGENTS, "--then", _CHAT, "--for", "24m", "--warmup", "6m"),
+        ("--trace", _AGENTS, "--then", _CHAT, *_CHANGE),
         users=(96,),
         seeds=2,
         oracle=True,
@@ -133,7 +142,7 @@ EXPERIMENTS = (
     Experiment(
         "change-back",
         (ADAPTIVE, "stock", *_fixed(90, 95)),
-        ("--trace", _CHAT, "--then", _AGENTS, "--for", "24m", "--warmup", "6m", "--users", "96"),
+        ("--trace", _CHAT, "--then", _AGENTS, *_CHANGE, "--users", "96"),
         seeds=2,
         oracle=True,
     ),
@@ -152,14 +161,13 @@ EXPERIMENTS = (
         (
             _ARRIVAL,
             ADAPTIVE,
-            f"{ADAPTIVE},admission.engage_at=95%,admission.release_at=80%",
             f"{ADAPTIVE},admission.oldest_share=0%",
             f"{ADAPTIVE},admission.oldest_share=0%,admission.ageing=2m",
             f"{ADAPTIVE},admission.max_waiting_sessions=4,admission.when_full=wait",
             f"{ADAPTIVE},admission.max_waiting_sessions=4,admission.when_full=refuse",
         ),
         ("--trace", _AGENTS, *_SHORT),
-        users=(64, 96, 128, 160),
+        users=(96, 128, 160),
     ),
     Experiment(
         "burst",
@@ -173,7 +181,6 @@ EXPERIMENTS = (
         ("stock", "stock,copies=1", ADAPTIVE, f"{ADAPTIVE},copies=8"),
         ("--trace", _AGENTS, *_SHORT),
         users=(128,),
-        seeds=2,
     ),
     Experiment(
         "store",
@@ -183,14 +190,12 @@ EXPERIMENTS = (
         ),
         ("--trace", _AGENTS, *_SHORT),
         users=(128,),
-        seeds=2,
     ),
     Experiment(
         "mix",
         ("stock", ADAPTIVE),
         ("--trace", _AGENTS, "--trace", _CHAT, *_SHORT),
         users=(96,),
-        seeds=2,
     ),
     Experiment(
         "openhands-one",

@@ -55,10 +55,10 @@ def parts(experiments: Sequence[Experiment], seeds: int = sys.maxsize) -> list[P
     """All of the first seed before any of the second; at most so many ``seeds`` of each."""
     most = min(seeds, max(one.seeds for one in experiments))
     return [
-        Part(experiment, own, seed)
-        for seed in range(most)
+        Part(experiment, own, experiment.first_seed + turn)
+        for turn in range(most)
         for experiment in experiments
-        if seed < experiment.seeds
+        if turn < experiment.seeds
         for own in experiment.runs
     ]
 
@@ -76,8 +76,8 @@ def results_of(experiment: Experiment, data: Path) -> list[PolicyResult]:
     """Of all loads and seeds that have been run."""
     found = []
     for own in experiment.runs:
-        for seed in range(experiment.seeds):
-            path = Part(experiment, own, seed).path(data)
+        for turn in range(experiment.seeds):
+            path = Part(experiment, own, experiment.first_seed + turn).path(data)
             if path.is_file():
                 document = json.loads(path.read_text("utf-8"))
                 found += [PolicyResult.model_validate(one) for one in document["policies"]]
@@ -99,6 +99,8 @@ def markdown(experiment: Experiment, results: Sequence[PolicyResult]) -> str:
     runs = [part for own in experiment.runs for part in own]
     seeds = len({one.seed for one in results})
     chosen = ("--seeds", str(seeds)) if seeds > 1 else ()
+    if experiment.first_seed:
+        chosen = ("--seed", str(experiment.first_seed), *chosen)
     command = " ".join(["hisparsed", *experiment.command("TRACES", *runs, *chosen)])
     if not results:
         return f"\n`{command}`: not run yet.\n\n"
