@@ -73,6 +73,7 @@ _ARRIVAL = f"{ADAPTIVE},levers.admission.mode=off"
 _STEADY = ("--for", "30m", "--warmup", "12m")
 """Long enough that the backlog of everybody's first prompt is gone when measuring begins."""
 _SHORT = ("--for", "20m", "--warmup", "8m")
+_COLD = ("--for", "10m", "--warmup", "3m")
 _CHANGE = ("--for", "24m", "--warmup", "6m", "--load", "0.5")
 _OPENHANDS = ("--for", "3m", "--warmup", "45s", "--scale", "1/4", "--trace")
 _HOT = (_held(5), _held(2), ADAPTIVE, f"{ADAPTIVE},hot.sharing=marginal-gain")
@@ -106,7 +107,6 @@ EXPERIMENTS = (
         (ADAPTIVE, *_fixed(80, 85, 90, 94, 96)),
         ("--trace", _AGENTS, *_STEADY),
         users=(128,),
-        seeds=2,
         first_seed=1,
         oracle=True,
     ),
@@ -122,7 +122,7 @@ EXPERIMENTS = (
         "chat",
         (ADAPTIVE, *_fixed(60, 70, 75, 80, 85, 90, 94, 95, 96, 97, 98)),
         ("--trace", _CHAT, *_SHORT),
-        loads=(0.7, 1.0),
+        loads=(1.0,),
         oracle=True,
     ),
     Experiment(
@@ -136,14 +136,12 @@ EXPERIMENTS = (
         (ADAPTIVE, "stock", *_fixed(75, 90, 95, 97)),
         ("--trace", _AGENTS, "--then", _CHAT, *_CHANGE),
         users=(96,),
-        seeds=2,
         oracle=True,
     ),
     Experiment(
         "change-back",
         (ADAPTIVE, "stock", *_fixed(90, 95)),
         ("--trace", _CHAT, "--then", _AGENTS, *_CHANGE, "--users", "96"),
-        seeds=2,
         oracle=True,
     ),
     Experiment(
@@ -167,7 +165,7 @@ EXPERIMENTS = (
             f"{ADAPTIVE},admission.max_waiting_sessions=4,admission.when_full=refuse",
         ),
         ("--trace", _AGENTS, *_SHORT),
-        users=(96, 128, 160),
+        users=(96,),
     ),
     Experiment(
         "burst",
@@ -188,13 +186,13 @@ EXPERIMENTS = (
             *(ADAPTIVE, f"{ADAPTIVE},offload.policy=arc", f"{ADAPTIVE},offload.threshold=2"),
             f"{ADAPTIVE},offload.prompt_only=true",
         ),
-        ("--trace", _AGENTS, *_SHORT),
-        users=(128,),
+        ("--trace", _AGENTS, *_COLD),
+        users=(96,),
     ),
     Experiment(
         "mix",
         ("stock", ADAPTIVE),
-        ("--trace", _AGENTS, "--trace", _CHAT, *_SHORT),
+        ("--trace", _AGENTS, "--trace", _CHAT, *_COLD),
         users=(96,),
     ),
     Experiment(
@@ -208,6 +206,6 @@ EXPERIMENTS = (
         "million",
         ("stock", ADAPTIVE),
         ("--trace", "openhands@1000000", "--for", "20m", "--warmup", "10m", "--scale", "1"),
-        users=(8, 32),
+        users=(8,),
     ),
 )
