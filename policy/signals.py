@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import PlainSerializer
 
 from hisparsed.policy.reasons import Lever
+
+Levers = Annotated[
+    frozenset[Lever], PlainSerializer(sorted, return_type=list[Lever], when_used="json")
+]
+"""Written in order, so that equal runs leave equal journals."""
 
 
 class AdmissionOrder(StrEnum):
@@ -305,7 +312,7 @@ class Snapshot:
     requests_hot: tuple[RequestHot, ...] = ()
     """Running requests with a hot buffer; empty where the node cannot size them one by one."""
     reserve: Reserve = field(default_factory=Reserve)
-    live_levers: frozenset[Lever] = frozenset(Lever)
+    live_levers: Levers = frozenset(Lever)
     """Levers that this node can change live; the others need a restart."""
-    frozen_levers: frozenset[Lever] = frozenset()
+    frozen_levers: Levers = frozenset()
     """Levers that an operator has frozen."""

@@ -24,23 +24,17 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what fits on a node: concurrency, the limit that binds, memory, the split."""
-    from pydantic_core import PydanticCustomError
-
     from hisparsed.config.node_description import load_node_description
-    from hisparsed.errors import UserError
+    from hisparsed.plan.budget import parse_budget
     from hisparsed.plan.document import make_plan
     from hisparsed.plan.text import plan_text
-    from hisparsed.policy.units import parse_bytes
 
     described = load_node_description(node)
     budget = described.host.budget
     if host_budget is not None:
-        try:
-            budget = parse_bytes(host_budget)
-        except PydanticCustomError as error:
-            raise UserError(f"--host-budget: {error.message()}") from None
-        if budget == 0:
-            raise UserError("--host-budget: 0 holds nothing; give a size such as 512GiB")
-    contexts = context or [8_192, 65_536, 142_000, 262_144, described.model.max_model_len]
+        budget = parse_budget("--host-budget", host_budget)
+    longest = described.model.max_model_len
+    usual = [tokens for tokens in (8_192, 65_536, 142_000, 262_144) if tokens < longest]
+    contexts = context or [*usual, longest]
     found = make_plan(described, contexts, multiplier=multiplier, host_budget=budget)
     typer.echo(found.model_dump_json(indent=2) if as_json else plan_text(found), nl=as_json)

@@ -27,7 +27,8 @@ def simulate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="Shipped policy, file or stock; ,KEY=VALUE changes it. Several are compared."
+            help="Shipped policy, file, stock, or standard (no HiSparse); ,KEY=VALUE changes it. "
+            "Several are compared."
         ),
     ] = None,
     sweep: Annotated[
@@ -52,7 +53,9 @@ def simulate(
         str | None, typer.Option(help="Virtual time not counted; a quarter if not given.")
     ] = None,
     seed: Annotated[int, typer.Option(help="First seed.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; the table shows means.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1000, help="How many seeds; means are shown.")
+    ] = 1,
     think_scale: Annotated[
         float, typer.Option(min=0, help="Factor for the recorded pauses inside sessions.")
     ] = 1.0,
@@ -92,7 +95,8 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Try policies on a simulated node: stock vLLM's scheduler in virtual time."""
-    from hisparsed.simulate.command import SimulateOptions, run_command
+    from hisparsed.simulate.command import run_command
+    from hisparsed.simulate.options import SimulateOptions
 
     run_command(
         SimulateOptions(

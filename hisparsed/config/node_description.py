@@ -15,8 +15,10 @@ from hisparsed.errors import UserError
 from hisparsed.policy.document import load_document, refuse
 from hisparsed.policy.units import ByteSize, Fraction
 
-Count = Annotated[int, Field(ge=1, strict=True)]
-Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1, le=2**31, strict=True)]
+Few = Annotated[int, Field(ge=1, le=4096, strict=True)]
+"""What is there one by one, such as layers."""
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[Fraction, Field(gt=0)]
 
 
@@ -27,10 +29,10 @@ class _Section(BaseModel):
 class ModelDescription(_Section):
     """A sparse-MLA model with an indexer (DSA), as its `config.json` has it."""
 
-    layers: Count
+    layers: Few
     index_every: Count
     """Layers that share one indexer's top-k."""
-    index_offset: Annotated[int, Field(ge=0, strict=True)]
+    index_offset: Annotated[int, Field(ge=0, le=4096, strict=True)]
     """Layers before this one have an indexer of their own."""
     row_bytes: Count
     """One KV row of one sparse-MLA layer."""
@@ -63,7 +65,7 @@ class ModelDescription(_Section):
 class GpuDescription(_Section):
     """One GPU of `count`; bandwidths are bytes a second."""
 
-    count: Count
+    count: Few
     kv_memory: ByteSize = Field(gt=0)
     """Left for KV on each GPU."""
     fp8_tflops: Positive
@@ -83,11 +85,11 @@ class HostDescription(_Section):
 
 class EngineDescription(_Section):
     block_tokens: Count
-    max_num_seqs: Count
+    max_num_seqs: Annotated[int, Field(ge=1, le=65_536, strict=True)]
     max_num_batched_tokens: Count
-    concurrent_batches: Count
+    concurrent_batches: Few
     """Batches in flight: 2 with asynchronous scheduling."""
-    speculative_tokens: Annotated[int, Field(ge=0, strict=True)]
+    speculative_tokens: Annotated[int, Field(ge=0, le=64, strict=True)]
     """Drafts of multi-token prediction that a decode step verifies."""
 
 
@@ -99,6 +101,8 @@ class SpeedDescription(_Section):
     """Share of memory bandwidth that a decode step reaches."""
     step_overhead_ms: Positive
     """Launches, collectives and sampling of one step."""
+    draft_overhead_ms: float = Field(default=0.0, ge=0)
+    """The same of one pass of the drafting layer, and the output head that it uses."""
     gather_overlap: Fraction
     """Share of the row reads that computing hides."""
     acceptance: tuple[Fraction, ...]
@@ -137,6 +141,13 @@ class NodeDescription(_Section):
                 f"has {len(self.speed.acceptance)} values for {drafts} speculative tokens",
                 hint="give one for each draft",
                 key=("speed", "acceptance"),
+            )
+        if self.model.experts_per_token > self.model.experts:
+            raise refuse(
+                "experts_per_token",
+                f"{self.model.experts_per_token} is more than the {self.model.experts} experts",
+                hint="a token reaches some of the experts, or all",
+                key=("model", "experts_per_token"),
             )
         if len(self.rows.union) < drafts + 1:
             raise refuse(

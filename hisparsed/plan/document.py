@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict
 
@@ -116,6 +117,12 @@ def make_plan(
         raise UserError(
             f"--multiplier: {multiplier:g} is no number of hot rows; write one like 2.5"
         )
+    if multiplier * node.model.topk > node.model.max_model_len:
+        most = node.model.max_model_len / node.model.topk
+        raise UserError(
+            f"--multiplier: {multiplier:g} is more rows than the longest context has; need at "
+            f"most {most:g}"
+        )
     for context in contexts:
         if not 1 <= context <= node.model.max_model_len:
             raise UserError(
@@ -159,6 +166,9 @@ def _context_plan(
     laid_out = concurrency(
         real, context, hot_rows=hot_rows, hisparse_bytes=hisparse, max_num_seqs=most
     )
+    if laid_out.result > most:
+        # The published calculator does not say so, but vLLM runs no more, with HiSparse or not.
+        laid_out = replace(laid_out, result=most, binds=Limit.MAX_NUM_SEQS)
     steady = vllm_steady_state(
         real,
         context,

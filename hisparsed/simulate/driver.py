@@ -61,8 +61,11 @@ class Driver:
         for play in self._players.first():
             self._begin(play)
         next_tick_s, next_sample_s = self._control.tick_s, SAMPLE_S
+        before: tuple[int, int] | None = None
         while clock.now_s() < measures.until_s:
             now_s = clock.now_s()
+            if before is None and now_s >= measures.from_s:
+                before = node.tally.preemptions, node.tally.steps
             while self._due and self._due[0][0] <= now_s:
                 self._arrive(heapq.heappop(self._due)[2])
             self._let_in(now_s)
@@ -79,8 +82,9 @@ class Driver:
                 clock.advance_to(upcoming_s)
                 continue
             self._step(upcoming_s)
-        measures.preemptions = node.tally.preemptions
-        measures.steps = node.tally.steps
+        preemptions, steps = before or (node.tally.preemptions, node.tally.steps)
+        measures.preemptions = node.tally.preemptions - preemptions
+        measures.steps = node.tally.steps - steps
         return measures
 
     def _step(self, upcoming_s: float) -> None:
@@ -151,7 +155,7 @@ class Driver:
             self._refuse(playing)
         else:
             # A client cannot go on with a session whose next call is too long.
-            self._measures.refused += 1
+            self._measures.count_refusal(now_s)
             self._next_play(playing.play, now_s)
 
     def _let_in(self, now_s: float) -> None:
@@ -166,10 +170,10 @@ class Driver:
 
     def _refuse(self, playing: _Playing) -> None:
         """As a client does that got 429 with Retry-After."""
-        admission = self._control.admission
-        self._measures.refused += 1
+        admission, now_s = self._control.admission, self._node.clock.now_s()
+        self._measures.count_refusal(now_s)
         after_s = 0.0 if admission is None else admission.retry_after_s
-        self._at(self._node.clock.now_s() + after_s, playing)
+        self._at(now_s + after_s, playing)
 
     def _send(self, playing: _Playing, arrived_s: float) -> None:
         call, play = playing.call, playing.play

@@ -65,7 +65,10 @@ class Sample(BareSample):
 
 @dataclass(slots=True)
 class Measures:
-    """Filled by the driver; ``from_s`` is where the measured part begins."""
+    """Filled by the driver; ``from_s`` is where the measured part begins.
+
+    Calls, samples and sentences are of the whole run, counts of the measured part.
+    """
 
     from_s: float
     until_s: float
@@ -77,6 +80,13 @@ class Measures:
     steps: int = 0
     journal_lost: int = 0
     sentences: list[tuple[float, str]] = field(default_factory=list)
+
+    def count_refusal(self, at_s: float) -> None:
+        self.refused += at_s >= self.from_s
+
+    def count_moves(self, at_s: float, moves: int) -> None:
+        if at_s >= self.from_s:
+            self.moves += moves
 
 
 def sample_of(bare: BareSample, report: EngineReport | None) -> Sample:

@@ -13,6 +13,7 @@ from hisparsed.simulate.measures import Measures, Sample
 from hisparsed.simulate.summary import PolicyResult
 from hisparsed.simulate.table import grouped
 
+PLOT_FILES = ("pools.png", "reach.png", "hits.png", "concurrency.png", "interactivity.png")
 _POINTS = 400
 """A line of a plot shows no more."""
 
@@ -27,14 +28,14 @@ def require_plots() -> None:
 
 def draw_all(folder: Path, runs: Runs, results: Sequence[PolicyResult]) -> list[Path]:
     """All plots of the runs, by label, as PNG files in ``folder``."""
-    draws: list[tuple[str, Callable[[Any], None]]] = [
-        ("pools", lambda axes: _pools(axes, runs)),
-        ("reach", lambda axes: _reach(axes, runs)),
-        ("hits", lambda axes: _hits(axes, runs)),
-        ("concurrency", lambda axes: _concurrency(axes, runs)),
-        ("interactivity", lambda axes: _interactivity(axes, results)),
+    draws: list[Callable[[Any], None]] = [
+        lambda axes: _pools(axes, runs),
+        lambda axes: _reach(axes, runs),
+        lambda axes: _hits(axes, runs),
+        lambda axes: _concurrency(axes, runs),
+        lambda axes: _interactivity(axes, results),
     ]
-    return [_figure(folder / f"{name}.png", draw) for name, draw in draws]
+    return [_figure(folder / name, draw) for name, draw in zip(PLOT_FILES, draws, strict=True)]
 
 
 def _figure(path: Path, draw: Callable[[Any], None]) -> Path:

@@ -8,18 +8,18 @@ of the document.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic_core import PydanticCustomError
 
 from hisparsed.config.shipped import shipped_config
 from hisparsed.errors import UserError
+from hisparsed.plan.budget import parse_budget
 from hisparsed.policy.effective import parse_policy
-from hisparsed.policy.units import parse_bytes, parse_fraction
+from hisparsed.policy.units import parse_fraction
 from hisparsed.policy.yaml_tree import read_tree
 
 STOCK = "stock"
@@ -63,89 +63,115 @@ class PolicyChoice:
 
 def choose_policy(spec: str) -> PolicyChoice:
     """Raises ``UserError`` for what is not known, ``ConfigError`` for a wrong document."""
-    name, *settings = spec.split(",")
-    store, pairs = _store(spec, [_pair(setting) for setting in settings])
-    if name == STOCK:
-        return _stock(spec, pairs, store)
-    if name == STANDARD and not pairs:
-        return PolicyChoice(spec, None, 0.0, store)
-    text = _document(name).read_text()
-    if pairs:
-        tree = read_tree(text, spec).value
-        for key, value in pairs:
-            for own_key, own_value in _expanded(key, value):
-                _put(tree, own_key, own_value)
-        text = yaml.safe_dump(tree, sort_keys=False)
-    parse_policy(text, spec)
-    return PolicyChoice(spec, text, store=store)
+    return _choose(spec, f"--policy {spec}")
+
+
+def choose_policies(specs: Sequence[str], sweep: str | None) -> list[PolicyChoice]:
+    """All that are compared; ``sweep`` varies the first. Raises ``UserError`` for one twice."""
+    found = [choose_policy(one) for one in specs]
+    if sweep is not None:
+        found += sweep_policies(specs[0], sweep)
+    seen: set[str] = set()
+    for one in found:
+        if one.name in seen:
+            option = "--policy" if specs.count(one.name) > 1 else "--sweep"
+            raise UserError(
+                f"{option}: {one.name} is there twice; name each once, and use --seeds to repeat it"
+            )
+        seen.add(one.name)
+    return found
 
 
 def sweep_policies(base: str, sweep: str) -> list[PolicyChoice]:
     """``base`` once for each value of KEY=FIRST..LAST:STEP (shares) or KEY=A|B|C."""
-    key, value = _pair(sweep)
-    return [choose_policy(f"{base},{key}={one}") for one in _values(value)]
+    key, value = _pair("--sweep", sweep)
+    specs = [f"{base},{key}={one}" for one in _values(value)]
+    return [_choose(spec, f"--sweep: {spec}") for spec in specs]
 
 
-def _store(spec: str, pairs: list[tuple[str, str]]) -> tuple[Store, list[tuple[str, str]]]:
+def _choose(spec: str, place: str) -> PolicyChoice:
+    """``place`` begins each error."""
+    name, *settings = spec.split(",")
+    store, pairs = _store(place, [_pair(place, setting) for setting in settings])
+    if name == STOCK:
+        return _stock(spec, place, pairs, store)
+    if name == STANDARD:
+        return _standard(spec, place, pairs, store)
+    path = _document(name, place)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{place}: {path} cannot be read: {error}; name a policy file") from None
+    if pairs:
+        tree = read_tree(text, place).value
+        for key, value in pairs:
+            for own_key, own_value in _expanded(place, key, value):
+                _put(place, tree, own_key, own_value)
+        text = yaml.safe_dump(tree, sort_keys=False)
+    parse_policy(text, place)
+    return PolicyChoice(spec, text, store=store)
+
+
+def _store(place: str, pairs: list[tuple[str, str]]) -> tuple[Store, list[tuple[str, str]]]:
     """What is of the offload pool itself, and the pairs that are not."""
     found, rest = Store(), []
     for key, value in pairs:
         if key == "offload.policy":
             if value not in ("lru", "arc"):
-                raise UserError(f"--policy {spec}: offload.policy is lru or arc, not {value}")
+                raise UserError(f"{place}: offload.policy is lru or arc, not {value}")
             found = replace(found, eviction=value)
         elif key == "offload.threshold":
-            found = replace(found, threshold=_count(spec, key, value))
+            found = replace(found, threshold=_count(place, key, value))
         elif key == "offload.prompt_only":
             if value not in ("true", "false"):
-                raise UserError(f"--policy {spec}: {key} is true or false, not {value}")
+                raise UserError(f"{place}: {key} is true or false, not {value}")
             found = replace(found, prompt_only=value == "true")
         elif key == "copies":
-            found = replace(found, copies=_count(spec, key, value))
+            found = replace(found, copies=_count(place, key, value))
         elif key == "host.budget":
-            found = replace(found, host_budget=parse_budget(f"--policy {spec}: {key}", value))
+            found = replace(found, host_budget=parse_budget(f"{place}: {key}", value))
         else:
             rest.append((key, value))
     return found, rest
 
 
-def parse_budget(place: str, text: str) -> int:
-    """Bytes of host memory. Raises ``UserError`` naming ``place``."""
-    try:
-        budget = parse_bytes(text)
-    except PydanticCustomError as error:
-        hint = (error.context or {}).get("hint", "give a size such as 512GiB")
-        raise UserError(f"{place}: {error.message()}; {hint}") from None
-    if budget == 0:
-        raise UserError(f"{place}: 0 holds nothing; give a size such as 512GiB")
-    return budget
-
-
-def _count(spec: str, key: str, value: str) -> int:
+def _count(place: str, key: str, value: str) -> int:
     if not value.isdecimal() or not 1 <= int(value) <= _MOST_COUNT:
-        raise UserError(f"--policy {spec}: {key} is a whole number of 1 to {_MOST_COUNT}")
+        raise UserError(f"{place}: {key} is a whole number of 1 to {_MOST_COUNT}, not {value}")
     return int(value)
 
 
-def _stock(spec: str, pairs: list[tuple[str, str]], store: Store) -> PolicyChoice:
+def _stock(spec: str, place: str, pairs: list[tuple[str, str]], store: Store) -> PolicyChoice:
     share = 0.75
     for key, value in pairs:
         if key != FIXED_SPLIT:
             raise UserError(
-                f"--policy {spec}: stock vLLM has no {key}; {FIXED_SPLIT}, copies, host.budget and "
+                f"{place}: stock vLLM has no {key}; {FIXED_SPLIT}, copies, host.budget and "
                 "offload.* are known"
             )
-        share = _share(value)
+        share = _share(place, value)
     if share == 0:
-        raise UserError(f"--policy {spec}: without a HiSparse pool write {STANDARD}")
+        raise UserError(f"{place}: without a HiSparse pool write {STANDARD}")
     return PolicyChoice(spec, None, share, store)
 
 
-def _document(name: str) -> Path:
+def _standard(spec: str, place: str, pairs: list[tuple[str, str]], store: Store) -> PolicyChoice:
+    unknown = [key for key, _ in pairs]
+    if store.copies is not None:
+        unknown.append("copies")
+    if unknown:
+        raise UserError(
+            f"{place}: vLLM without HiSparse has no {unknown[0]}; host.budget and offload.* are "
+            "known"
+        )
+    return PolicyChoice(spec, None, 0.0, store)
+
+
+def _document(name: str, place: str) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
-            raise UserError(f"--policy: there is no file {name}")
+            raise UserError(f"{place}: there is no file {name}")
         return path
     for place in (f"{name}.yaml", f"policies/{name}.yaml"):
         try:
@@ -155,22 +181,24 @@ def _document(name: str) -> Path:
     folder = shipped_config("policy.yaml").parent / "policies"
     known = ["policy", STOCK, STANDARD, *sorted(path.stem for path in folder.glob("*.yaml"))]
     raise UserError(
-        f"--policy: {name!r} is not known; name a .yaml file or one of {', '.join(known)}"
+        f"{place}: {name!r} is not known; name a .yaml file or one of {', '.join(known)}"
     )
 
 
-def _pair(setting: str) -> tuple[str, str]:
+def _pair(place: str, setting: str) -> tuple[str, str]:
     key, equals, value = setting.partition("=")
     if not (key and equals and value):
-        raise UserError(f"{setting!r} is not right; write KEY=VALUE, such as pools.hisparse=75%")
+        raise UserError(
+            f"{place}: {setting!r} is not right; write KEY=VALUE, such as pools.hisparse=75%"
+        )
     return key, value
 
 
-def _expanded(key: str, value: str) -> Iterator[tuple[str, Any]]:
+def _expanded(place: str, key: str, value: str) -> Iterator[tuple[str, Any]]:
     if key != FIXED_SPLIT:
-        yield key, _value(value)
+        yield key, _value(place, value)
         return
-    share = _share(value)
+    share = _share(place, value)
     yield "rebalance.strategy", "fixed"
     yield "pools.hisparse.start", share
     yield "pools.offload.start", None
@@ -179,15 +207,22 @@ def _expanded(key: str, value: str) -> Iterator[tuple[str, Any]]:
     yield "pools.offload.ceiling", max(0.5, 1 - share)
 
 
-def _value(text: str) -> Any:
+def _value(place: str, text: str) -> Any:
     """As the document's own reader takes it, to which `off` is a word."""
-    return read_tree(f"value: {text}", text).value["value"]
+    return read_tree(f"value: {text}", place).value["value"]
 
 
-def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+def _put(place: str, tree: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
-    for section in sections:
-        tree = tree.setdefault(section, {})
+    for depth, section in enumerate(sections, 1):
+        found: object = tree.setdefault(section, {})
+        if not isinstance(found, dict):
+            above = ".".join(sections[:depth])
+            raise UserError(
+                f"{place}: {key} is below {above}, which is a value and no section; write "
+                f"{above}=VALUE"
+            )
+        tree = found
     tree[last] = value
 
 
@@ -198,7 +233,7 @@ def _values(text: str) -> list[str]:
     first_text, _, last_text = ends.partition("..")
     if not step_text:
         raise UserError(f"--sweep: {text!r} has no step; write FIRST..LAST:STEP, as 60%..95%:5%")
-    first, last, step = _share(first_text), _share(last_text), _share(step_text)
+    first, last, step = (_share("--sweep", one) for one in (first_text, last_text, step_text))
     if step <= 0 or last < first:
         raise UserError(f"--sweep: {text!r} has no values; FIRST is at most LAST, STEP above 0")
     count = int((last - first) / step + 1e-9) + 1
@@ -207,8 +242,10 @@ def _values(text: str) -> list[str]:
     return [f"{(first + index * step) * 100:g}%" for index in range(count)]
 
 
-def _share(text: str) -> float:
+def _share(place: str, text: str) -> float:
     try:
         return parse_fraction(text)
     except ValueError:
-        raise UserError(f"{text!r} is not a share; write a percentage such as 75%") from None
+        raise UserError(
+            f"{place}: {text!r} is not a share; write a percentage such as 75%"
+        ) from None

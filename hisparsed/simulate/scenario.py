@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from hisparsed.config.node_description import NodeDescription
+from hisparsed.errors import UserError
+from hisparsed.policy.units import format_duration
 from hisparsed.simulate.workload import Sessions
 
 
@@ -26,7 +28,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Node, traffic and time; bytes are those of the whole node."""
+    """Node, traffic and time; bytes are those of the whole node.
+
+    Raises ``UserError`` where the warm-up takes all of the time.
+    """
 
     node: NodeDescription
     traffic: tuple[Traffic, ...]
@@ -38,6 +43,17 @@ class Scenario:
     offload_prompt_only: bool = False
     max_model_len: int | None = None
     """The engine's limit, in tokens; ``None``: the longest call."""
+    users: int | None = None
+    """As asked for, of all traffic; results are listed under it and ``load``."""
+    load: float | None = None
+    """``None`` where nothing starts when a trace says."""
+
+    def __post_init__(self) -> None:
+        if self.warmup_s >= self.duration_s:
+            raise UserError(
+                f"--warmup: {format_duration(self.warmup_s)} leaves nothing to measure of --for "
+                f"{format_duration(self.duration_s)}; give less"
+            )
 
     @property
     def longest(self) -> int:

@@ -92,8 +92,11 @@ def summarise(
     hours = span_s / 3600
     inputs = sum(call.input_tokens for call in done)
     hits = sum(call.cached_tokens for call in done)
-    generated = samples[-1].generated_tokens - samples[0].generated_tokens
-    link_bytes = samples[-1].link_bytes - samples[0].link_bytes
+    first, last = samples[0], samples[-1]
+    generated = last.generated_tokens - first.generated_tokens
+    link_bytes = last.link_bytes - first.link_bytes
+    # One sample shows no growth, whatever the time.
+    sampled_s = last.at_s - first.at_s or span_s
     ttfts = sorted(call.ttft_s for call in done)
     itls = sorted(call.itl_s for call in done)
     return PolicyResult(
@@ -103,7 +106,7 @@ def summarise(
         sessions=len({call.play for call in done}),
         calls=len(done),
         calls_per_hour=len(done) / hours * whole,
-        throughput=generated / span_s * whole,
+        throughput=generated / sampled_s * whole,
         goodput=len(good) / hours * whole,
         prefix_hit_tokens=hits,
         recomputed_tokens=inputs - hits,
@@ -114,10 +117,10 @@ def summarise(
         ttft_p99_s=quantile(ttfts, 0.99),
         itl_p50_s=quantile(itls, 0.5),
         load=_mean([_load(one) for one in samples]),
-        link_use=link_bytes * whole / copy_bandwidth / span_s,
+        link_use=link_bytes * whole / copy_bandwidth / sampled_s,
         moves=measures.moves,
         refused=measures.refused,
-        failed=sum(call.failed for call in measures.calls),
+        failed=sum(call.failed for call in measures.calls if _measured(call, measures.from_s)),
         steps=measures.steps,
         trace_load=trace_load,
     )
@@ -145,11 +148,11 @@ def paired(result: PolicyResult, measures: Measures, base: Measures) -> PolicyRe
 def finished_calls(measures: Measures, from_s: float | None = None) -> list[CallTimes]:
     """Calls that finished, and not in vain, within the measured part, or from ``from_s`` on."""
     since_s = measures.from_s if from_s is None else from_s
-    return [
-        call
-        for call in measures.calls
-        if call.finished_s is not None and not call.failed and call.finished_s >= since_s
-    ]
+    return [call for call in measures.calls if _measured(call, since_s) and not call.failed]
+
+
+def _measured(call: CallTimes, since_s: float) -> bool:
+    return call.finished_s is not None and call.finished_s >= since_s
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

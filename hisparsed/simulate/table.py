@@ -48,10 +48,11 @@ def results_text(results: Sequence[PolicyResult]) -> str:
 
 
 def traffic_text(result: PolicyResult) -> str:
-    """Users, or how fast a recorded trace was played."""
-    if result.users is not None:
-        return str(result.users)
-    return "trace" if result.trace_load is None else f"trace x{result.trace_load:g}"
+    """Users, how fast a recorded trace was played, or both."""
+    pace = "trace" if result.trace_load is None else f"trace x{result.trace_load:g}"
+    if result.users is None:
+        return pace
+    return str(result.users) if result.trace_load is None else f"{result.users}, {pace}"
 
 
 def _both(group: Sequence[PolicyResult]) -> str:

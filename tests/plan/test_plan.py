@@ -96,6 +96,15 @@ def test_each_limit_can_bind(h200: NodeDescription) -> None:
     assert binds(8_192, 10_240, 512, 256) is Limit.BASELINE
 
 
+def test_vllm_runs_no_more_than_max_num_seqs_though_the_calculator_says_so(
+    h200: NodeDescription,
+) -> None:
+    (one,) = make_plan(h200, [1], multiplier=2, host_budget=512 << 30).contexts
+    assert (one.result, one.binds) == (6260, Limit.BASELINE)
+    assert one.laid_out.baseline == 5536
+    assert (one.laid_out.result, one.laid_out.binds) == (256, Limit.MAX_NUM_SEQS)
+
+
 def test_hot_groups_pack_neighbours_that_fit_beside_the_indexer_page() -> None:
     assert packed_groups([1, 1, 4, 4], page_bytes=10, indexer_bytes=45) == [2, 4, 4]
     assert packed_groups([1, 1, 1], page_bytes=10, indexer_bytes=45) == [3]
@@ -127,10 +136,30 @@ def test_a_wrong_question_names_option_and_value(h200: NodeDescription) -> None:
     for value in ("nan", "inf"):
         with pytest.raises(UserError, match=f"--multiplier: {value}"):
             plan_of(h200, float(value))
+    with pytest.raises(UserError, match=r"--multiplier: 1e\+308 .* at most 512"):
+        plan_of(h200, 1e308)
     with pytest.raises(UserError, match="--context: 2000000"):
         make_plan(h200, [2_000_000], multiplier=2, host_budget=1 << 40)
     with pytest.raises(UserError, match=f"'9xh200'.*{NODE}"):
         load_node_description("9xh200")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("512", "add a unit: 512GiB"), ("much", "such as 4GiB"), ("0GiB", "such as 512GiB")],
+)
+def test_a_wrong_host_budget_says_what_is_right(text: str, message: str) -> None:
+    found = str(CliRunner().invoke(app, ["plan", "--host-budget", text]).exception)
+    assert found.startswith("--host-budget: ")
+    assert message in found
+
+
+def test_contexts_are_none_that_a_small_model_cannot_have(tmp_path: Path) -> None:
+    text = shipped_config(f"nodes/{NODE}.yaml").read_text()
+    path = tmp_path / "node.yaml"
+    path.write_text(text.replace("max_model_len: 1048576", "max_model_len: 8192"))
+    result = CliRunner().invoke(app, ["plan", "--node", str(path), "--json"])
+    assert [one["context"] for one in json.loads(result.output)["contexts"]] == [8192]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +169,10 @@ def test_a_wrong_question_names_option_and_value(h200: NodeDescription) -> None:
         ("union: [1.0, 1.35, 1.65, 1.91]", "union: [1.0]", "steps of 4 rows"),
         ("[2, 13.4%]", "[2, 40%]", "misses do not"),
         ("count: 8", "count: 0", "gpu.count"),
+        ("layers: 78", "layers: 100000000000", "model.layers"),
+        ("max_num_seqs: 256", "max_num_seqs: 100000000", "engine.max_num_seqs"),
+        ("fp8_tflops: 1979", "fp8_tflops: .inf", "gpu.fp8_tflops"),
+        ("experts_per_token: 8", "experts_per_token: 300", "300 is more than the 256 experts"),
     ],
 )
 def test_a_wrong_description_names_the_key(

@@ -6,7 +6,7 @@ import pytest
 
 from hisparsed.config.node_description import NodeDescription, load_node_description
 from hisparsed.engine.simulated.clock import VirtualClock
-from hisparsed.engine.simulated.copies import CopyQueue
+from hisparsed.engine.simulated.copies import CopyQueue, Link, LinkDirection
 from hisparsed.engine.simulated.cost import CostModel, StepWork
 from hisparsed.engine.simulated.rows import RowModel
 
@@ -38,8 +38,8 @@ def test_host_memory_bounds_all_gpus_together(h200: NodeDescription) -> None:
 
 
 def test_a_part_with_its_part_of_the_work_takes_as_long_as_the_whole(h200: NodeDescription) -> None:
-    whole = StepWork(64, 64 * 1e5, 64 * 2048.0, 16 * 1e5, 16 * 3000.0, 900.0)
-    part = StepWork(8, 8 * 1e5, 8 * 2048.0, 2 * 1e5, 2 * 3000.0, 112.5)
+    whole = StepWork(64, 64 * 1e5, 64 * 2048.0, 16 * 1e5, 16 * 3000.0, 900.0, 16)
+    part = StepWork(8, 8 * 1e5, 8 * 2048.0, 2 * 1e5, 2 * 3000.0, 112.5, 2)
     assert CostModel(h200, 8).step(part) == CostModel(h200).step(whole)
 
 
@@ -50,6 +50,28 @@ def test_overlap_hides_its_share_of_the_row_reads(h200: NodeDescription) -> None
     )
     exposed, hidden = CostModel(h200).step(work), CostModel(halved).step(work)
     assert exposed.total_s - hidden.total_s == pytest.approx(exposed.gather_s / 2)
+
+
+def drafting(node: NodeDescription, drafts: int) -> CostModel:
+    engine = node.engine.model_copy(update={"speculative_tokens": drafts})
+    return CostModel(node.model_copy(update={"engine": engine}))
+
+
+def test_the_first_draft_is_one_layer_of_the_step_and_an_overhead(h200: NodeDescription) -> None:
+    prefill = StepWork(8192, 8192 * 50_000.0, 8192 * 2048.0, requests=1)
+    none, one = (drafting(h200, drafts).step(prefill) for drafts in (0, 1))
+    assert none.draft_s == 0
+    assert one.draft_s == pytest.approx(one.compute_s / 78 + h200.speed.draft_overhead_ms / 1e3)
+    assert one.total_s == pytest.approx(none.total_s + one.draft_s)
+
+
+def test_further_drafts_are_a_token_a_request(h200: NodeDescription) -> None:
+    step = StepWork(64, 64 * 5e4, 64 * 2048.0, 16 * 5e4, 16 * 3900.0, requests=16)
+    token = StepWork(16, 16 * 5e4, 16 * 2048.0, 16 * 5e4, 16 * 2048.0)
+    cost = drafting(h200, 3)
+    overhead_s = h200.speed.draft_overhead_ms / 1e3
+    layers_s = (cost.step(step).memory_s + 2 * cost.step(token).memory_s) / 78
+    assert cost.step(step).draft_s == pytest.approx(layers_s + 3 * overhead_s)
 
 
 def test_prefill_is_bound_by_compute_and_decode_by_memory(h200: NodeDescription) -> None:
@@ -95,18 +117,60 @@ def test_a_context_that_fits_the_buffer_misses_nothing(rows: RowModel) -> None:
     assert rows.step(2000, 1, 0.0, 2048).loads == 0
 
 
-def test_copies_queue_on_one_link() -> None:
+def direction(clock: VirtualClock) -> LinkDirection:
+    """A hundred bytes a second."""
+    return LinkDirection(clock, lambda size: size / 100)
+
+
+def test_copies_of_one_direction_wait_for_each_other_whoever_copies() -> None:
     clock = VirtualClock()
-    queue = CopyQueue(clock, lambda size: size / 100)
-    queue.submit(1, 100)
-    queue.submit(2, 300)
-    assert queue.next_done_s() == 1.0
+    one_way = direction(clock)
+    pages, chunks = CopyQueue(one_way), CopyQueue(one_way)
+    pages.submit(1, 100)
+    chunks.submit(1, 300)
+    assert one_way.next_done_s() == 1.0
     clock.advance(1.0)
-    assert queue.done() == [1]
-    queue.wait_for({2})
+    assert (pages.done(), chunks.done()) == ([1], [])
+    chunks.wait_for({1})
     assert clock.now_s() == 4.0
-    assert queue.done() == [2]
-    assert queue.next_done_s() is None
+    assert (pages.done(), chunks.done()) == ([], [1])
+    assert one_way.next_done_s() is None
+    assert one_way.bytes_total == 400
+
+
+def test_directions_of_a_link_do_not_wait_for_each_other(h200: NodeDescription) -> None:
+    link = Link(VirtualClock(), CostModel(h200))
+    CopyQueue(link.to_gpu).submit(1, 50e9)
+    CopyQueue(link.to_host).submit(1, 25e9)
+    assert link.next_done_s() == pytest.approx(0.5)
+    assert link.to_gpu.next_done_s() == pytest.approx(1.0)
+    assert link.bytes_total == 75e9
+
+
+def test_copies_in_flight_give_way_and_those_that_have_ended_do_not() -> None:
+    clock = VirtualClock()
+    one_way = direction(clock)
+    copies = CopyQueue(one_way)
+    copies.submit(1, 100)
+    copies.submit(2, 100)
+    clock.advance(1.0)
+    one_way.give_way(0.5)
+    assert copies.done() == [1]
+    assert one_way.next_done_s() == 2.5
+    clock.advance(1.5)
+    assert copies.done() == [2]
+    one_way.give_way(0.5)
+    copies.submit(3, 100)
+    assert one_way.next_done_s() == 3.5, "nothing was in flight that could give way"
+
+
+def test_host_memory_bounds_what_all_gpus_read_and_one_writes(h200: NodeDescription) -> None:
+    slow = h200.model_copy(
+        update={"host": h200.host.model_copy(update={"memory_bandwidth": 80 * 10**9})}
+    )
+    assert CostModel(h200).to_gpu_s(50e9) == CostModel(h200).to_host_s(50e9) == 1.0
+    assert CostModel(slow).to_gpu_s(50e9) == 5.0
+    assert CostModel(slow).to_host_s(50e9) == 1.0
 
 
 def test_virtual_time_never_goes_back() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from measured import call, measured, sample
 from small import MIB, small_node
 from typer.testing import CliRunner, Result
 
@@ -16,7 +17,7 @@ from hisparsed.cli.app import app
 from hisparsed.errors import UserError
 from hisparsed.policy.document import ConfigError
 from hisparsed.simulate.change import after_change
-from hisparsed.simulate.measures import CallTimes, Measures, Sample
+from hisparsed.simulate.measures import Measures
 from hisparsed.simulate.policies import choose_policy, sweep_policies
 from hisparsed.simulate.scale_error import error_text, scale_error
 from hisparsed.simulate.summary import Limits, PolicyResult, paired, quantile, summarise
@@ -58,6 +59,10 @@ def test_a_sweep_steps_from_first_to_last() -> None:
         ("policy,hot.nothing=1", ConfigError, "hot.nothing"),
         ("stock,hot.min=1", UserError, "stock vLLM has no hot.min"),
         ("policy,pools.hisparse=many", UserError, "'many' is not a share"),
+        ("policy,tick.a=1", UserError, "--policy policy,tick.a=1: tick.a is below tick"),
+        ("policy,hot=off,hot.min=1", UserError, "hot.min is below hot, which is a value"),
+        ("standard,copies=8", UserError, "without HiSparse has no copies; host.budget and"),
+        ("standard,pools.hisparse=50%", UserError, "without HiSparse has no pools.hisparse"),
     ],
 )
 def test_a_wrong_policy_says_what_is_right(spec: str, error: type[Exception], message: str) -> None:
@@ -65,37 +70,16 @@ def test_a_wrong_policy_says_what_is_right(spec: str, error: type[Exception], me
         choose_policy(spec)
 
 
-@pytest.mark.parametrize("sweep", ["pools.hisparse=60%..90%", "pools.hisparse=90%..60%:5%"])
-def test_a_wrong_sweep_says_what_is_right(sweep: str) -> None:
-    with pytest.raises(UserError, match="--sweep"):
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        *("pools.hisparse=60%..90%", "pools.hisparse=90%..60%:5%", "pools.hisparse=x..90%:5%"),
+        *("pools.hisparse", "pools.hisparse=60%|x", "copies=0|1", "tick.a=1|2", "hot.nothing=1"),
+    ],
+)
+def test_a_wrong_sweep_names_its_option(sweep: str) -> None:
+    with pytest.raises((UserError, ConfigError), match=r"^--sweep: "):
         sweep_policies("policy", sweep)
-
-
-def sample(at_s: float, **changes: Any) -> Sample:
-    values: dict[str, Any] = {
-        "running": 2,
-        "waiting": 1,
-        "hisparse_blocks": 90,
-        "offload_blocks": 10,
-        "hisparse_reach_tokens": 1000,
-        "offload_reach_tokens": 800,
-        "live_tokens": 400,
-        "multiplier": 1.0,
-        "gpu_free_blocks": 5,
-        "hit_tokens": 0,
-        "prompt_tokens": 0,
-        "generated_tokens": int(at_s * 10),
-        "link_bytes": at_s * 100.0,
-    }
-    return Sample(at_s=at_s, **{**values, **changes})
-
-
-def call(arrived: float, first: float, end: float, play: str = "a", cached: int = 60) -> CallTimes:
-    return CallTimes(play, 0, 100, 11, arrived, first, end, cached)
-
-
-def measured(*calls: CallTimes) -> Measures:
-    return Measures(10.0, 110.0, calls=list(calls), samples=[sample(10.0), sample(110.0)])
 
 
 def result(measures: Measures, scale: Fraction = Fraction(1)) -> PolicyResult:

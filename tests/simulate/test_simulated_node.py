@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import agents, chat, small_node
+from small import LAYERS, agents, chat, small_node
 from typer.testing import CliRunner
 
 from hisparsed.cli.app import app
@@ -43,7 +43,8 @@ def started(folder: Path, **changes: Any) -> SimulatedNode:
         **changes,
     }
     simulated = SimulatedNode(SimulatedOptions(**options))
-    simulated.put(EngineCommand(offload_target_blocks=16))
+    if simulated.hisparse:
+        simulated.put(EngineCommand(offload_target_blocks=16))
     return simulated
 
 
@@ -82,6 +83,24 @@ def test_drafts_bring_several_tokens_a_step_and_never_too_many(tmp_path: Path) -
     node.add(call("one", 500, answer=500))
     assert finish(node)["one"][0] == 500
     assert 500 / 4 < node.tally.steps < 500 / 2
+    node.shutdown()
+
+
+def test_a_command_takes_no_time_of_this_machine(tmp_path: Path) -> None:
+    node = started(tmp_path)
+    assert node.put(EngineCommand(offload_target_blocks=20)).apply_us == 0
+    node.shutdown()
+
+
+@pytest.mark.parametrize("hisparse", [True, False])
+def test_all_that_goes_to_the_host_goes_over_one_link(tmp_path: Path, hisparse: bool) -> None:
+    rate = 1_000_000
+    node = started(tmp_path, node=small_node(gpu={"copy_bandwidth": rate}), hisparse=hisparse)
+    node.add(call("first", 700, answer=2))
+    finish(node)
+    # Ten full blocks, each whole though eight GPUs hold it: one of them writes.
+    assert node.copied_bytes() >= 10 * 64 * LAYERS * small_node().model.row_bytes
+    assert node.clock.now_s() >= node.copied_bytes() / rate
     node.shutdown()
 
 
@@ -146,12 +165,13 @@ def test_stock_vllm_moves_nothing(tmp_path: Path) -> None:
     assert finished_calls(measures)
 
 
-def test_without_hisparse_all_kv_is_on_the_gpu_and_fewer_calls_run(tmp_path: Path) -> None:
-    many = (Traffic(Sessions(agents(6, 6), 64), 6),)
-    standard = summary(run(tmp_path, "standard", traffic=many))
-    hybrid = summary(run(tmp_path, "stock", traffic=many))
-    assert standard.prefix_hit_tokens > 0
-    assert standard.occupancy < hybrid.occupancy
+def test_without_hisparse_all_kv_is_on_the_gpu_and_prefixes_come_back(tmp_path: Path) -> None:
+    assert summary(run(tmp_path, "standard")).prefix_hit_tokens > 0
+    node = started(tmp_path, hisparse=False)
+    node.add(call("one", 1500))
+    finish(node)
+    assert node.tally.selected == node.tally.resident > 0
+    node.shutdown()
 
 
 def test_a_fixed_split_stays_where_it_is_put(tmp_path: Path) -> None:

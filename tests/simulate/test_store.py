@@ -12,8 +12,9 @@ from hisparsed.errors import UserError
 from hisparsed.plan.layout import real_layout
 from hisparsed.simulate.measures import Measures
 from hisparsed.simulate.policies import Store, choose_policy
-from hisparsed.simulate.run import _stock_sizes, run_policy
+from hisparsed.simulate.run import run_policy
 from hisparsed.simulate.scenario import Scenario, Traffic
+from hisparsed.simulate.sizes import stock_sizes
 from hisparsed.simulate.summary import finished_calls
 from hisparsed.simulate.workload import Sessions
 
@@ -72,7 +73,7 @@ def test_a_wrong_option_says_what_is_right(spec: str, message: str) -> None:
 def test_one_copy_leaves_stock_vllm_as_many_more_chunks() -> None:
     plain = scenario(host_budget=512 << 30)
     (_, eight), (_, one) = (
-        _stock_sizes(plain, choose_policy(name), plain.host_budget)
+        stock_sizes(plain, choose_policy(name), plain.host_budget)
         for name in ("stock", "stock,copies=1")
     )
     padded = real_layout(plain.node, 8).chunk_bytes * 8 / real_layout(plain.node, 1).chunk_bytes

@@ -22,9 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.outputs import KVConnectorOutput
 
-from hisparsed.engine.simulated.clock import VirtualClock
-from hisparsed.engine.simulated.copies import CopyQueue, SimulatedChunkWorker
-from hisparsed.engine.simulated.cost import CostModel
+from hisparsed.engine.simulated.copies import CopyQueue, Link, SimulatedChunkWorker
 from hisparsed.plan.layout import Layout
 
 
@@ -35,17 +33,16 @@ class OffloadingSide:
         self,
         vllm_config: Any,
         kv_cache_config: Any,
-        clock: VirtualClock,
-        cost: CostModel,
+        link: Link,
         chunk_bytes: int,
     ) -> None:
-        self.loads = CopyQueue(clock, cost.copy_s)
-        self.stores = CopyQueue(clock, cost.copy_s)
         spec = OffloadingSpecFactory.create_spec(
             build_offloading_config(vllm_config, kv_cache_config)
         )
         self._worker = OffloadingConnectorWorker(spec, vllm_config, kv_cache_config)
-        self._worker.worker = SimulatedChunkWorker(self.loads, self.stores, float(chunk_bytes))
+        self._worker.worker = SimulatedChunkWorker(
+            CopyQueue(link.to_gpu), CopyQueue(link.to_host), float(chunk_bytes)
+        )
         self._metadata: Any = None
 
     def before_forward(self, metadata: Any) -> None:
@@ -67,11 +64,6 @@ class OffloadingSide:
 class Connectors(Protocol):
     """What the executor needs of either body."""
 
-    @property
-    def queues(self) -> tuple[CopyQueue, ...]:
-        """Every link and direction that copies wait on."""
-        ...
-
     def before_forward(self, metadata: Any) -> None: ...
     def after_forward(self, finished_req_ids: set[str]) -> KVConnectorOutput: ...
     def shutdown(self) -> None: ...
@@ -80,18 +72,10 @@ class Connectors(Protocol):
 class StandardConnectors:
     """Offloading alone: every chunk is a whole block of KV."""
 
-    def __init__(
-        self,
-        vllm_config: Any,
-        kv_cache_config: Any,
-        clock: VirtualClock,
-        cost: CostModel,
-        layout: Layout,
-    ) -> None:
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, link: Link, layout: Layout) -> None:
         self._offload = OffloadingSide(
-            vllm_config, kv_cache_config, clock, cost, layout.baseline_block_bytes
+            vllm_config, kv_cache_config, link, layout.baseline_block_bytes
         )
-        self.queues = (self._offload.loads, self._offload.stores)
 
     def before_forward(self, metadata: Any) -> None:
         self._offload.before_forward(metadata)
@@ -105,26 +89,17 @@ class StandardConnectors:
 
 
 class HiSparseConnectors:
-    """HiSparse and offloading of the indexer; GPUs share what they write to the host."""
+    """HiSparse and offloading of the indexer, on one link.
 
-    def __init__(
-        self,
-        vllm_config: Any,
-        kv_cache_config: Any,
-        clock: VirtualClock,
-        cost: CostModel,
-        layout: Layout,
-        gpus: int,
-    ) -> None:
-        self._to_gpu = CopyQueue(clock, cost.copy_s)
-        self._to_host = CopyQueue(clock, cost.copy_s)
+    The pool on the host is one for all GPUs: the first writes every page whole, each reads it.
+    """
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, link: Link, layout: Layout) -> None:
+        self._to_gpu = CopyQueue(link.to_gpu)
+        self._to_host = CopyQueue(link.to_host)
         self._page_bytes = float(layout.host_block_bytes)
-        self._gpus = gpus
         configs = MultiConnector._get_connector_classes_and_configs(vllm_config)
-        self._offload = OffloadingSide(
-            configs[1][1], kv_cache_config, clock, cost, layout.chunk_bytes
-        )
-        self.queues = (self._to_gpu, self._to_host, self._offload.loads, self._offload.stores)
+        self._offload = OffloadingSide(configs[1][1], kv_cache_config, link, layout.chunk_bytes)
         self._copied: list[int] = []
 
     def before_forward(self, metadata: Any) -> None:
@@ -133,11 +108,8 @@ class HiSparseConnectors:
         self._copied.extend(copy.dst_block_id for copy in hisparse.host_block_copies)
         transfers = hisparse.command.page_transfers if hisparse.command is not None else []
         for transfer in transfers:
-            if transfer.restore:
-                self._to_gpu.submit(transfer.transfer_id, self._page_bytes)
-            else:
-                # One host copy for all GPUs, so each writes its part.
-                self._to_host.submit(transfer.transfer_id, self._page_bytes / self._gpus)
+            queue = self._to_gpu if transfer.restore else self._to_host
+            queue.submit(transfer.transfer_id, self._page_bytes)
 
     def after_forward(self, finished_req_ids: set[str]) -> KVConnectorOutput:
         done = [*self._to_gpu.done(), *self._to_host.done()]

@@ -1,7 +1,7 @@
 """Bulk copies in flight on the simulated node: queued on a link, done at a virtual time.
 
-Each direction of a GPU's link is one queue, as a copy engine is. Pages and chunks have no
-content here; only when they arrive counts.
+Each direction of a GPU's link is one queue, as a copy engine is, whoever copies. Pages and
+chunks have no content here; only when they arrive counts.
 """
 
 from __future__ import annotations
@@ -15,40 +15,91 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from hisparsed.engine.offload import LentOffloadingSpec
 from hisparsed.engine.simulated.clock import VirtualClock
+from hisparsed.engine.simulated.cost import CostModel
 
 
-class CopyQueue:
+class LinkDirection:
     """Copies one after another; ``seconds_of`` gives the time of so many bytes."""
 
     def __init__(self, clock: VirtualClock, seconds_of: Callable[[float], float]) -> None:
         self._clock = clock
         self._seconds_of = seconds_of
+        # The link's own time stands still while copies give way.
+        self._gave_way_s = 0.0
         self._free_at_s = 0.0
-        self._waiting: deque[tuple[float, int, float]] = deque()
+        self._waiting: deque[tuple[float, CopyQueue, int]] = deque()
         self.bytes_total = 0.0
 
-    def submit(self, number: int, bytes_: float) -> None:
-        start = max(self._clock.now_s(), self._free_at_s)
+    def submit(self, queue: CopyQueue, number: int, bytes_: float) -> None:
+        start = max(self._clock.now_s() - self._gave_way_s, self._free_at_s)
         self._free_at_s = start + self._seconds_of(bytes_)
-        self._waiting.append((self._free_at_s, number, bytes_))
+        self._waiting.append((self._free_at_s, queue, number))
         self.bytes_total += bytes_
 
-    def done(self) -> list[int]:
-        """Numbers of the copies that have ended by now, oldest first."""
-        ended = []
-        while self._waiting and self._waiting[0][0] <= self._clock.now_s():
-            ended.append(self._waiting.popleft()[1])
-        return ended
+    def settle(self) -> None:
+        """Hand copies that have ended by now to the queues that they are of."""
+        while self._waiting and self._at_s(self._waiting[0][0]) <= self._clock.now_s():
+            _, queue, number = self._waiting.popleft()
+            queue.ended.append(number)
+
+    def give_way(self, seconds: float) -> None:
+        """Something else has the link for so long from now: what is in flight ends later."""
+        self.settle()
+        if self._waiting:
+            self._gave_way_s += seconds
 
     def next_done_s(self) -> float | None:
         """When the next copy ends; ``None`` where none is in flight."""
-        return self._waiting[0][0] if self._waiting else None
+        return self._at_s(self._waiting[0][0]) if self._waiting else None
+
+    def wait_for(self, queue: CopyQueue, numbers: set[int]) -> None:
+        """Let time pass until those copies of ``queue`` have ended."""
+        for end_s, of, number in self._waiting:
+            if of is queue and number in numbers:
+                self._clock.advance_to(self._at_s(end_s))
+
+    def _at_s(self, end_s: float) -> float:
+        return end_s + self._gave_way_s
+
+
+class CopyQueue:
+    """The copies of one user of a direction, by numbers of its own."""
+
+    def __init__(self, direction: LinkDirection) -> None:
+        self._direction = direction
+        self.ended: list[int] = []
+        """Numbers of ended copies that nobody has asked for yet."""
+
+    def submit(self, number: int, bytes_: float) -> None:
+        self._direction.submit(self, number, bytes_)
+
+    def done(self) -> list[int]:
+        """Numbers of the copies that have ended since the last call, oldest first."""
+        self._direction.settle()
+        ended, self.ended = self.ended, []
+        return ended
 
     def wait_for(self, numbers: set[int]) -> None:
         """Let time pass until those copies have ended."""
-        for at_s, number, _ in self._waiting:
-            if number in numbers:
-                self._clock.advance_to(at_s)
+        self._direction.wait_for(self, numbers)
+
+
+class Link:
+    """One GPU's link, of the GPU that writes what all share: no other carries more."""
+
+    def __init__(self, clock: VirtualClock, cost: CostModel) -> None:
+        self.to_gpu = LinkDirection(clock, cost.to_gpu_s)
+        self.to_host = LinkDirection(clock, cost.to_host_s)
+
+    def next_done_s(self) -> float | None:
+        """When the next copy of either direction ends; ``None`` where none is in flight."""
+        ends = (self.to_gpu.next_done_s(), self.to_host.next_done_s())
+        return min((at_s for at_s in ends if at_s is not None), default=None)
+
+    @property
+    def bytes_total(self) -> float:
+        """Both directions, since the start."""
+        return self.to_gpu.bytes_total + self.to_host.bytes_total
 
 
 class SimulatedChunkWorker(OffloadingWorker):  # type: ignore[misc]

@@ -28,6 +28,8 @@ class StepWork:
     """Sum over decoding requests of the distinct KV rows that a step reads."""
     loaded_rows: float = 0.0
     """Of those, rows that come from the host; each has a part in every layer."""
+    requests: int = 0
+    """Requests of the step; each draft pass after the first computes a token of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class StepTime:
     memory_s: float
     gather_s: float
     """Row reads over PCIe, before overlap."""
+    draft_s: float
+    """Passes of the drafting layer."""
     total_s: float
 
 
@@ -61,12 +65,25 @@ class CostModel:
         self._index_bytes = model.index_row_bytes * index_groups
         self._row_bytes = model.row_bytes * model.layers
         self._row_read_s = min(gpu.row_read_bandwidth, node.host.memory_bandwidth / gpu.count)
-        self._copy_s = float(gpu.copy_bandwidth)
+        self._to_gpu_s = float(min(gpu.copy_bandwidth, node.host.memory_bandwidth / gpu.count))
+        self._to_host_s = float(min(gpu.copy_bandwidth, node.host.memory_bandwidth))
         self._exposed = 1 - speed.gather_overlap
         self._overhead_s = speed.step_overhead_ms / 1e3
+        self._drafts = node.engine.speculative_tokens
+        self._draft_overhead_s = speed.draft_overhead_ms / 1e3
+        self._layers = model.layers
+        self._topk = model.topk
 
     def step(self, work: StepWork) -> StepTime:
         """Time of one step that computes ``work``."""
+        compute_s, memory_s = self._model_pass(work)
+        gather_s = self.gather_bytes(work) * self._stands_for / self._row_read_s
+        draft_s = self._draft_s(work, max(compute_s, memory_s))
+        total_s = max(compute_s, memory_s) + self._overhead_s + gather_s * self._exposed + draft_s
+        return StepTime(compute_s, memory_s, gather_s, draft_s, total_s)
+
+    def _model_pass(self, work: StepWork) -> tuple[float, float]:
+        """Seconds of computing and of memory traffic through all layers."""
         many = self._stands_for
         tokens = work.tokens * many
         flops = (
@@ -80,16 +97,36 @@ class CostModel:
             work.decode_context_tokens * self._index_bytes
             + work.decode_selected_rows * self._row_bytes
         )
-        compute_s = flops / self._flops_s
-        memory_s = (weights / self._gpus + kv_bytes) / self._memory_s
-        gather_s = self.gather_bytes(work) * many / self._row_read_s
-        total_s = max(compute_s, memory_s) + self._overhead_s + gather_s * self._exposed
-        return StepTime(compute_s, memory_s, gather_s, total_s)
+        return flops / self._flops_s, (weights / self._gpus + kv_bytes) / self._memory_s
+
+    def _draft_s(self, work: StepWork, step_s: float) -> float:
+        """Multi-token prediction: one layer drafts, once over the step's tokens for the first
+        draft, and over one token a request for each further one."""
+        if not self._drafts:
+            return 0.0
+        rows = min(float(work.requests * self._topk), work.decode_selected_rows)
+        further = StepWork(
+            tokens=work.requests,
+            context_tokens=work.decode_context_tokens,
+            selected_rows=rows,
+            decode_context_tokens=work.decode_context_tokens,
+            decode_selected_rows=rows,
+        )
+        passes_s = step_s + (self._drafts - 1) * max(self._model_pass(further))
+        return passes_s / self._layers + self._drafts * self._draft_overhead_s
 
     def gather_bytes(self, work: StepWork) -> float:
         """Bytes of row reads on each GPU, of the scaled node."""
         return work.loaded_rows * self._row_bytes
 
-    def copy_s(self, bytes_: float) -> float:
-        """Time of a bulk copy over one GPU's link."""
-        return bytes_ * self._stands_for / self._copy_s
+    def to_gpu_s(self, bytes_: float) -> float:
+        """Time of a bulk copy to every GPU: each reads it whole, so all share the host's memory."""
+        return bytes_ * self._stands_for / self._to_gpu_s
+
+    def to_host_s(self, bytes_: float) -> float:
+        """Time of a bulk copy to the host: all GPUs hold the same, so one writes and none shares.
+
+        With HiSparse, stock vLLM lets each GPU write a copy of the indexer of its own; that they
+        share the host's memory is left out.
+        """
+        return bytes_ * self._stands_for / self._to_host_s

@@ -24,6 +24,7 @@ from hisparsed.engine.simulated.connectors import (
     HiSparseConnectors,
     StandardConnectors,
 )
+from hisparsed.engine.simulated.copies import Link
 from hisparsed.engine.simulated.cost import CostModel
 from hisparsed.engine.simulated.rows import RowModel
 from hisparsed.engine.simulated.tally import Tally
@@ -50,6 +51,7 @@ class SimulatedExecutor(InProcessExecutor):
         self._chance: dict[str, Random] = {}
         self._drafting: list[str] = []
         self.clock = VirtualClock()
+        self._link = Link(self.clock, self._cost)
         self.tally = Tally()
 
     # --- start-up ---------------------------------------------------------------------
@@ -66,13 +68,10 @@ class SimulatedExecutor(InProcessExecutor):
         return [self._node.gpu.kv_memory]
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-        config, told = kv_cache_configs[0], (self.clock, self._cost, self._layout)
-        self._connectors: Connectors
-        if self._hisparse:
-            gpus = self._node.gpu.count
-            self._connectors = HiSparseConnectors(self.vllm_config, config, *told, gpus)
-        else:
-            self._connectors = StandardConnectors(self.vllm_config, config, *told)
+        kind = HiSparseConnectors if self._hisparse else StandardConnectors
+        self._connectors: Connectors = kind(
+            self.vllm_config, kv_cache_configs[0], self._link, self._layout
+        )
 
     def bind(self, residency: Residency) -> None:
         """Where to ask for resident pages and hot leases: vLLM's own managers know."""
@@ -110,6 +109,8 @@ class SimulatedExecutor(InProcessExecutor):
         if segments:
             work = self._work.of(segments, self.tally)
             time = self._cost.step(work)
+            # The step waits for its rows, so they go first.
+            self._link.to_gpu.give_way(time.gather_s)
             self.clock.advance(time.total_s)
             self.tally.step(work, time, self._cost.gather_bytes(work))
         connector_output = self._connectors.after_forward(output.finished_req_ids)
@@ -172,9 +173,8 @@ class SimulatedExecutor(InProcessExecutor):
 
     def next_copy_done_s(self) -> float | None:
         """When the next page or chunk in flight arrives."""
-        ends = [queue.next_done_s() for queue in self._connectors.queues]
-        return min((at_s for at_s in ends if at_s is not None), default=None)
+        return self._link.next_done_s()
 
     def copied_bytes(self) -> float:
         """Bulk copies over one GPU's link so far."""
-        return sum(queue.bytes_total for queue in self._connectors.queues)
+        return self._link.bytes_total

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +15,7 @@ from hisparsed.config.node_description import NodeDescription
 from hisparsed.engine.reference.vllm_config import ReferenceVllmConfig
 from hisparsed.engine.scratch import scratch_block_count
 from hisparsed.plan.layout import real_layout
+from hisparsed.plan.scaled import scaled_seqs, step_tokens
 
 EXECUTOR = "hisparsed.engine.simulated.executor.SimulatedExecutor"
 SCHEDULER = "hisparsed.engine.scheduler.HisparsedScheduler"
@@ -41,17 +41,6 @@ class SimulatedOptions:
     copies: int = 1
     """Of the indexer, in the offload pool."""
     seed: int = 0
-
-
-def scaled_seqs(node: NodeDescription, scale: Fraction) -> int:
-    """Requests that the part may run at once."""
-    return max(1, math.ceil(node.engine.max_num_seqs * scale))
-
-
-def step_tokens(node: NodeDescription, scale: Fraction) -> int:
-    """Tokens of one step of the part; room for a step of every request at least."""
-    least = max(2 * node.engine.block_tokens, scaled_seqs(node, scale) * node.query_len)
-    return max(least, math.ceil(node.engine.max_num_batched_tokens * scale))
 
 
 def gpu_blocks(options: SimulatedOptions) -> int:

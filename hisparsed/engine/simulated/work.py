@@ -123,7 +123,15 @@ class StepWorker:
             loaded += found.loads + found.spills
             tally.rows(found)
             self._from_host[segment.request_id] = found.selected - found.resident
-        return StepWork(tokens, context_tokens, selected_rows, decode_context, decode_rows, loaded)
+        return StepWork(
+            tokens,
+            context_tokens,
+            selected_rows,
+            decode_context,
+            decode_rows,
+            loaded,
+            len(segments),
+        )
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Requests that have ended."""

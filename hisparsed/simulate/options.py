@@ -1,0 +1,169 @@
+"""What `hisparsed simulate` was asked for, as scenarios; options that contradict are refused.
+
+Reads traces and the node description. Imports no vLLM and runs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hisparsed.config.node_description import load_node_description
+from hisparsed.errors import UserError
+from hisparsed.plan.budget import parse_budget
+from hisparsed.replay.model import Trace
+from hisparsed.replay.options import parse_duration_s, parse_scale
+from hisparsed.replay.trace import SHIPPED_TRACE, load_trace
+from hisparsed.simulate.openhands import is_openhands, openhands_trace
+from hisparsed.simulate.scenario import Scenario, Traffic
+from hisparsed.simulate.variation import parse_factor, varied
+from hisparsed.simulate.workload import Sessions
+
+DEFAULT_USERS = 64
+MOST_USERS = 65_536
+_LEAST_LOAD, _MOST_LOAD = 0.001, 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """The command's options as typed; texts are parsed here."""
+
+    node: str
+    traces: Sequence[str]
+    then: str | None
+    policies: Sequence[str]
+    sweep: str | None
+    users: Sequence[int]
+    loads: Sequence[float]
+    scale: str
+    duration: str
+    warmup: str | None
+    seed: int
+    seeds: int
+    think_scale: float
+    host_budget: str | None
+    max_model_len: int | None
+    prompt_only: bool
+    misses: str
+    union: str
+    curve_spread: float | None
+    ttft_limit: str
+    itl_limit: str
+    check_scale: str | None
+    out: Path | None
+    as_json: bool
+
+
+def scenarios_of(options: SimulateOptions) -> list[Scenario]:
+    """One for each number of users and each pace. Raises ``UserError``."""
+    node = varied(
+        load_node_description(options.node),
+        misses=parse_factor("--misses", options.misses),
+        union=parse_factor("--union", options.union),
+        spread=options.curve_spread,
+    )
+    duration_s = parse_duration_s("--for", options.duration)
+    warmup_s = duration_s / 4
+    if options.warmup is not None:
+        warmup_s = parse_duration_s("--warmup", options.warmup)
+    budget = node.host.budget
+    if options.host_budget is not None:
+        budget = parse_budget("--host-budget", options.host_budget)
+    scenario = Scenario(
+        node=node,
+        traffic=(),
+        host_budget=budget,
+        scale=parse_scale(options.scale),
+        duration_s=duration_s,
+        warmup_s=warmup_s,
+        think_scale=options.think_scale,
+        offload_prompt_only=options.prompt_only,
+        max_model_len=options.max_model_len,
+    )
+    if scenario.scale > 1:
+        raise UserError(f"--scale: {options.scale} is more than the whole node; need at most 1")
+    _check_repeats(options)
+    traces = [_trace(name) for name in options.traces or [str(SHIPPED_TRACE)]]
+    after = None if options.then is None else _trace(options.then)
+    tokens, longest = node.engine.block_tokens, options.max_model_len
+    sessions = [Sessions(trace, tokens, longest) for trace in traces]
+    then = None if after is None else Sessions(after, tokens, longest)
+    every = sessions if then is None else [*sessions, then]
+    _check_kinds(options, every)
+    recorded = any(one.has_starts for one in sessions) and not options.users
+    counts = [None] if recorded else list(options.users or [DEFAULT_USERS])
+    agents = any(not one.has_starts for one in every)
+    chat = any(one.has_starts for one in every)
+    return [
+        replace(
+            scenario,
+            traffic=_traffic(sessions, then, users, load, duration_s),
+            users=(users or DEFAULT_USERS) if agents else None,
+            load=load if chat else None,
+        )
+        for users in counts
+        for load in options.loads or [1.0]
+    ]
+
+
+def _check_repeats(options: SimulateOptions) -> None:
+    for load in options.loads:
+        if not _LEAST_LOAD <= load <= _MOST_LOAD:
+            raise UserError(
+                f"--load: {load:g} is not right; need a number of {_LEAST_LOAD:g} to {_MOST_LOAD:g}"
+            )
+    for users in options.users:
+        if not 1 <= users <= MOST_USERS:
+            raise UserError(f"--users: {users} is not right; need 1 to {MOST_USERS}")
+    repeated: tuple[tuple[str, Sequence[float]], ...] = (
+        ("--users", options.users),
+        ("--load", options.loads),
+    )
+    for option, values in repeated:
+        for value in values:
+            if values.count(value) > 1:
+                raise UserError(
+                    f"{option}: {value:g} is there twice; name each once, and use --seeds to "
+                    "repeat it"
+                )
+
+
+def _check_kinds(options: SimulateOptions, sessions: Sequence[Sessions]) -> None:
+    """Users play agents' sessions; recorded chat starts when its trace says."""
+    names = ", ".join(one.name for one in sessions)
+    if options.loads and not any(one.has_starts for one in sessions):
+        raise UserError(
+            f"--load: {options.loads[0]:g} is for traces that say when sessions start, and {names} "
+            "does not; use --users"
+        )
+    if options.users and all(one.has_starts for one in sessions):
+        raise UserError(
+            f"--users: {options.users[0]} is for traces that users play, and {names} says when its "
+            "sessions start; use --load"
+        )
+
+
+def _traffic(
+    sessions: Sequence[Sessions],
+    then: Sessions | None,
+    users: int | None,
+    load: float,
+    duration_s: float,
+) -> tuple[Traffic, ...]:
+    """``users`` shared evenly among the traces; ``then`` takes over at half time."""
+    change_s = math.inf if then is None else duration_s / 2
+    each = None if users is None else max(1, users // len(sessions))
+    found = [
+        Traffic(one, None if one.has_starts else each or DEFAULT_USERS, load, 0.0, change_s)
+        for one in sessions
+    ]
+    if then is not None:
+        own = None if then.has_starts else users or DEFAULT_USERS
+        found.append(Traffic(then, own, load, change_s))
+    return tuple(found)
+
+
+def _trace(name: str) -> Trace:
+    return openhands_trace(name) if is_openhands(name) else load_trace(Path(name))
