@@ -173,9 +173,9 @@ def _document(name: str, place: str) -> Path:
         if not path.is_file():
             raise UserError(f"{place}: there is no file {name}")
         return path
-    for place in (f"{name}.yaml", f"policies/{name}.yaml"):
+    for shipped in (f"{name}.yaml", f"policies/{name}.yaml"):
         try:
-            return shipped_config(place)
+            return shipped_config(shipped)
         except FileNotFoundError:
             continue
     folder = shipped_config("policy.yaml").parent / "policies"

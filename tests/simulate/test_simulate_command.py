@@ -53,7 +53,7 @@ def test_a_sweep_steps_from_first_to_last() -> None:
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ("nowhere", UserError, "'nowhere' is not known.*stock"),
+        ("nowhere", UserError, "^--policy nowhere: 'nowhere' is not known.*stock"),
         ("missing.yaml", UserError, "no file missing.yaml"),
         ("policy,hot", UserError, "KEY=VALUE"),
         ("policy,hot.nothing=1", ConfigError, "hot.nothing"),
