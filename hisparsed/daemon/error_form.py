@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
+from hisparsed.daemon.paths import is_below
+
 
 class ErrorForm(StrEnum):
     OPENAI = "openai"
@@ -32,9 +34,9 @@ _ANTHROPIC_KINDS: Final[Mapping[int, str]] = {
 
 def form_of(path: str) -> ErrorForm:
     """Of a request to ``path``."""
-    if _is_below(path, "/v1/messages"):
+    if is_below(path, "/v1/messages"):
         return ErrorForm.ANTHROPIC
-    if _is_below(path, "/v1/responses"):
+    if is_below(path, "/v1/responses"):
         return ErrorForm.RESPONSES
     return ErrorForm.OPENAI
 
@@ -43,7 +45,3 @@ def anthropic_error(status: int, message: str) -> bytes:
     """The JSON object that Anthropic's clients know; its kind follows from the HTTP status."""
     kind = _ANTHROPIC_KINDS.get(status, "api_error" if status >= 500 else _ANTHROPIC_KINDS[400])
     return json.dumps({"type": "error", "error": {"type": kind, "message": message}}).encode()
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path == root or path.startswith(f"{root}/")

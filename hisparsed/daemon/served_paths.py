@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from hisparsed.daemon.gate import App, Receive, Scope
+from hisparsed.daemon.paths import is_below
 from hisparsed.daemon.refusal import Refusal, Send, refuse
 
 SERVED: Final = (
@@ -49,7 +50,7 @@ SERVED: Final = (
 
 def is_served(path: str) -> bool:
     """Whether ``path`` is in the list or below what is."""
-    return any(path == known or path.startswith(f"{known}/") for known in SERVED)
+    return any(is_below(path, known) for known in SERVED)
 
 
 class ServedPaths:

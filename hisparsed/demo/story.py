@@ -9,6 +9,7 @@ from typing import Any
 
 from hisparsed.control.records import DecisionView
 from hisparsed.policy.reasons import Lever
+from hisparsed.policy.units import counted
 from hisparsed.replay.results import ReplayResult, compare
 from hisparsed.replay.summary import summarise
 
@@ -78,7 +79,7 @@ def in_words(document: dict[str, Any], on: NodeRun) -> str:
             continue
         first, last = moves[0], moves[-1]
         lines.append(
-            f"  {lever}: {len(moves)} move{'s' if len(moves) > 1 else ''}, from "
+            f"  {lever}: {counted(len(moves), 'move')}, from "
             f"{_setting(first.current)} to {_setting(last.wanted)}."
         )
         lines.append(f"    first: {first.sentence}")

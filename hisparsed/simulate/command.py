@@ -16,6 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from hisparsed.errors import UserError
+from hisparsed.policy.units import counted
 from hisparsed.replay.options import parse_duration_s
 from hisparsed.simulate.change import after_change
 from hisparsed.simulate.display import progress_display
@@ -184,7 +185,7 @@ def _facts(scenario: Scenario, options: SimulateOptions, error: ScaleError | Non
     facts = [
         f"{scenario.node.title}, simulated: {names}, {scenario.duration_s / 60:g} virtual minutes, "
         f"the first {scenario.warmup_s / 60:g} not counted, scale {scenario.scale}, "
-        f"{options.seeds} seed{'s' if options.seeds > 1 else ''} from {options.seed}."
+        f"{counted(options.seeds, 'seed')} from {options.seed}."
     ]
     if scenario.scale < 1:
         facts.append(

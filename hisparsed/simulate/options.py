@@ -84,7 +84,7 @@ def scenarios_of(options: SimulateOptions) -> list[Scenario]:
     )
     if scenario.scale > 1:
         raise UserError(f"--scale: {options.scale} is more than the whole node; need at most 1")
-    _check_repeats(options)
+    _check_numbers(options)
     traces = [_trace(name) for name in options.traces or [str(SHIPPED_TRACE)]]
     after = None if options.then is None else _trace(options.then)
     tokens, longest = node.engine.block_tokens, options.max_model_len
@@ -108,7 +108,7 @@ def scenarios_of(options: SimulateOptions) -> list[Scenario]:
     ]
 
 
-def _check_repeats(options: SimulateOptions) -> None:
+def _check_numbers(options: SimulateOptions) -> None:
     for load in options.loads:
         if not _LEAST_LOAD <= load <= _MOST_LOAD:
             raise UserError(
