@@ -149,6 +149,16 @@ class NodeDescription(_Section):
                 hint="a token reaches some of the experts, or all",
                 key=("model", "experts_per_token"),
             )
+        leaders = len(self.model.index_leaders())
+        most = self.model.layers * self.model.row_bytes // max(1, leaders)
+        if self.model.index_row_bytes > most:
+            raise refuse(
+                "index_row_bytes",
+                f"{self.model.index_row_bytes} for {leaders} layers is more than all rows of a "
+                f"token together",
+                hint=f"write at most {most}",
+                key=("model", "index_row_bytes"),
+            )
         if len(self.rows.union) < drafts + 1:
             raise refuse(
                 "union",

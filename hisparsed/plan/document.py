@@ -18,6 +18,7 @@ from hisparsed.plan.concurrency import (
     vllm_steady_state,
 )
 from hisparsed.plan.layout import Layout, published_layout, real_layout, stock_copies
+from hisparsed.policy.bounds import vllm_multiplier
 
 
 class _Part(BaseModel):
@@ -90,6 +91,10 @@ class Plan(_Part):
     node: str
     multiplier: float
     hot_rows: int
+    stock_multiplier: float
+    """What stock vLLM leases where nothing is configured."""
+    least_stock_multiplier: float
+    """Below it stock vLLM refuses to start: every draft may select rows of its own."""
     host_budget: int
     max_num_seqs: int
     published: BlockBytes
@@ -136,6 +141,8 @@ def make_plan(
         node=node.title,
         multiplier=multiplier,
         hot_rows=hot_rows,
+        stock_multiplier=vllm_multiplier(node.query_len),
+        least_stock_multiplier=node.query_len,
         host_budget=host_budget,
         max_num_seqs=node.engine.max_num_seqs,
         published=_block_bytes(published),

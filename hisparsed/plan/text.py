@@ -21,6 +21,7 @@ def _lines(plan: Plan) -> Iterable[str]:
         f"multiplier {plan.multiplier:g}x: {plan.hot_rows} hot rows a request; "
         f"host budget {format_bytes(plan.host_budget)}; at most {plan.max_num_seqs} requests"
     )
+    yield _stock_words(plan)
     yield ""
     bytes_ = plan.published
     yield (
@@ -72,6 +73,16 @@ def _lines(plan: Plan) -> Iterable[str]:
             for one in plan.split
         ],
     )
+
+
+def _stock_words(plan: Plan) -> str:
+    words = (
+        f"stock vLLM leases {plan.stock_multiplier:g}x here, {plan.least_stock_multiplier:g}x at "
+        "least"
+    )
+    if plan.multiplier < plan.least_stock_multiplier:
+        words += f"; {plan.multiplier:g}x is hisparsed's alone, with scratch blocks for the rest"
+    return words
 
 
 def _laid_out_row(one: ContextPlan) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -89,7 +90,8 @@ def _print(
         print(json.dumps(document, indent=2), flush=True)  # noqa: T201
     else:
         print("\n".join([*facts, ""]))  # noqa: T201
-        print(results_text(done.results), end="", flush=True)  # noqa: T201
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(results_text(done.results, width), end="", flush=True)  # noqa: T201
     return facts
 
 

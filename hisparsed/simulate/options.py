@@ -17,6 +17,7 @@ from hisparsed.replay.model import Trace
 from hisparsed.replay.options import parse_duration_s, parse_scale
 from hisparsed.replay.trace import SHIPPED_TRACE, load_trace
 from hisparsed.simulate.openhands import is_openhands, openhands_trace
+from hisparsed.simulate.policies import twice
 from hisparsed.simulate.scenario import Scenario, Traffic
 from hisparsed.simulate.variation import parse_factor, varied
 from hisparsed.simulate.workload import Sessions
@@ -124,10 +125,7 @@ def _check_numbers(options: SimulateOptions) -> None:
     for option, values in repeated:
         for value in values:
             if values.count(value) > 1:
-                raise UserError(
-                    f"{option}: {value:g} is there twice; name each once, and use --seeds to "
-                    "repeat it"
-                )
+                raise twice(option, f"{value:g}")
 
 
 def _check_kinds(options: SimulateOptions, sessions: Sequence[Sessions]) -> None:

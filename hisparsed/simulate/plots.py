@@ -31,7 +31,7 @@ def draw_all(folder: Path, runs: Runs, results: Sequence[PolicyResult]) -> list[
     draws: list[Callable[[Any], None]] = [
         lambda axes: _pools(axes, runs),
         lambda axes: _reach(axes, runs),
-        lambda axes: _hits(axes, runs),
+        lambda axes: draw_hits(axes, runs),
         lambda axes: _concurrency(axes, runs),
         lambda axes: _interactivity(axes, results),
     ]
@@ -89,10 +89,12 @@ def _reach(axes: Any, runs: Runs) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _hits(axes: Any, runs: Runs) -> None:
-    axes.set_title("Prompt tokens found in the caches, by minute")
+def draw_hits(axes: Any, runs: Runs) -> None:
+    """On matplotlib's ``axes``."""
+    axes.set_title("Prompt tokens found in the caches")
     for number, (label, run) in enumerate(runs.items()):
-        marks = run.samples[::60]
+        # By minute; a short run is cut into ten.
+        marks = run.samples[:: max(1, min(60, len(run.samples) // 10))]
         points = [
             (after.at_s / 60, 100 * (after.hit_tokens - before.hit_tokens) / prompt)
             for before, after in pairwise(marks)

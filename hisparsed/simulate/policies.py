@@ -75,11 +75,15 @@ def choose_policies(specs: Sequence[str], sweep: str | None) -> list[PolicyChoic
     for one in found:
         if one.name in seen:
             option = "--policy" if specs.count(one.name) > 1 else "--sweep"
-            raise UserError(
-                f"{option}: {one.name} is there twice; name each once, and use --seeds to repeat it"
-            )
+            raise twice(option, one.name)
         seen.add(one.name)
     return found
+
+
+def twice(option: str, value: str) -> UserError:
+    return UserError(
+        f"{option}: {value} is there twice; name each once, and use --seeds to repeat it"
+    )
 
 
 def sweep_policies(base: str, sweep: str) -> list[PolicyChoice]:

@@ -14,9 +14,11 @@ from hisparsed.engine.scratch import scratch_block_count
 from hisparsed.errors import UserError
 from hisparsed.plan.layout import real_layout, stock_copies
 from hisparsed.plan.scaled import scaled_seqs, step_tokens
-from hisparsed.policy.bounds import engine_multiplier
+from hisparsed.policy.bounds import engine_multiplier, problems
+from hisparsed.policy.document import ConfigError
 from hisparsed.policy.effective import parse_policy
 from hisparsed.policy.units import format_bytes
+from hisparsed.simulate.geometry import expected_geometry
 from hisparsed.simulate.policies import PolicyChoice
 from hisparsed.simulate.scenario import Scenario
 
@@ -39,7 +41,8 @@ class Sizes:
 
 
 def fitting_sizes(scenario: Scenario, policy: PolicyChoice) -> Sizes:
-    """Raises ``UserError`` where one call of the longest context does not fit."""
+    """Raises ``UserError`` where one call of the longest context does not fit, or the policy is
+    impossible on this node."""
     longest = _max_model_len(scenario)
     budget = policy.store.host_budget or scenario.host_budget
     if not policy.hisparse:
@@ -60,7 +63,30 @@ def fitting_sizes(scenario: Scenario, policy: PolicyChoice) -> Sizes:
     if _part(host_budget, scenario, _host_block(scenario)) - given < needed:
         what = f"one call of {longest} tokens"
         raise _host_error(scenario, policy, budget, least, what)
+    if policy.text is not None:
+        _check_policy(scenario, policy, policy.text, Sizes(longest, rows, host_budget))
     return Sizes(longest, rows, host_budget, lent)
+
+
+def _check_policy(scenario: Scenario, policy: PolicyChoice, text: str, sizes: Sizes) -> None:
+    copies = policy.store.copies or 1
+    most = _host_block(scenario) // _chunk(scenario)
+    if copies > most:
+        raise UserError(
+            f"--policy {policy.name}: copies: {copies} of a chunk do not fit a host block of this "
+            f"node; need at most {most}"
+        )
+    geometry = expected_geometry(
+        scenario,
+        host_budget=sizes.host_budget,
+        lease_rows=sizes.lease_rows,
+        max_model_len=sizes.max_model_len,
+        copies=copies,
+    )
+    try:
+        parse_policy(text, "the policy", lambda variant: problems(variant, geometry))
+    except ConfigError as error:
+        raise UserError(f"--policy {policy.name}: {error}") from None
 
 
 def _standard(scenario: Scenario, policy: PolicyChoice, longest: int, budget: int) -> Sizes:
@@ -90,13 +116,11 @@ def stock_sizes(scenario: Scenario, policy: PolicyChoice, budget: int) -> tuple[
     """
     copies = policy.store.copies or stock_copies(scenario.node)
     layout = real_layout(scenario.node, copies)
-    model, tokens = scenario.node.model, layout.block_tokens
     host_block = _host_block(scenario)
-    chunk = len(model.index_leaders()) * model.index_row_bytes * tokens
     hisparse_bytes = int(budget * policy.hisparse_share)
     blocks = hisparse_bytes // layout.host_block_bytes
     chunks = (budget - hisparse_bytes) // (layout.chunk_bytes * layout.copies)
-    lent = math.ceil(chunks / (host_block // chunk))
+    lent = math.ceil(chunks / (host_block // _chunk(scenario)))
     return (blocks + lent) * host_block, int(lent * scenario.scale)
 
 
@@ -163,6 +187,12 @@ def _host_block(scenario: Scenario) -> int:
     """Bytes of one simulated host block, which is not padded."""
     node = scenario.node
     return node.model.layers * node.model.row_bytes * node.engine.block_tokens
+
+
+def _chunk(scenario: Scenario) -> int:
+    """Bytes of one simulated copy of a block of indexer KV."""
+    model = scenario.node.model
+    return len(model.index_leaders()) * model.index_row_bytes * scenario.node.engine.block_tokens
 
 
 def _part(budget: int, scenario: Scenario, block_bytes: int) -> int:

@@ -42,9 +42,33 @@ def rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
     return [_row(group) for group in grouped(results)]
 
 
-def results_text(results: Sequence[PolicyResult]) -> str:
-    lines = list(table_lines(HEADS, rows(results)))
+def results_text(results: Sequence[PolicyResult], width: int | None = None) -> str:
+    """One table, or several below each other where a terminal of ``width`` columns asks for it."""
+    cells = rows(results)
+    lines = list(table_lines(HEADS, cells))
+    if width is not None and max(map(len, lines)) > width:
+        lines = _below_each_other(cells, width)
     return "\n".join(lines) + "\n"
+
+
+def _below_each_other(cells: Sequence[tuple[str, ...]], width: int) -> list[str]:
+    """Policies by number, and as many columns in each table as fit."""
+    names = list(dict.fromkeys(row[0] for row in cells))
+    lines = [f"  {number}  {name}" for number, name in enumerate(names, 1)]
+    columns = list(zip(HEADS, *cells, strict=True))
+    numbers = ("#", *(str(1 + names.index(row[0])) for row in cells))
+    keys, rest = [numbers, columns[1]], columns[2:]
+    while rest:
+        shown = [rest.pop(0)]
+        while rest and _width([*keys, *shown, rest[0]]) <= width:
+            shown.append(rest.pop(0))
+        heads, *body = zip(*keys, *shown, strict=True)
+        lines += ["", *table_lines(heads, body)]
+    return lines
+
+
+def _width(columns: Sequence[Sequence[str]]) -> int:
+    return sum(2 + max(map(len, column)) for column in columns)
 
 
 def traffic_text(result: PolicyResult) -> str:

@@ -130,6 +130,12 @@ def test_json_has_one_object_a_context_in_the_order_asked() -> None:
     assert contexts[0]["binds"] == "gpu-blocks"
 
 
+def test_a_multiplier_that_stock_vllm_refuses_is_told(h200: NodeDescription) -> None:
+    below = plan_text(plan_of(h200, 3.9))
+    assert "stock vLLM leases 5x here, 4x at least; 3.9x is hisparsed's alone" in below
+    assert "alone" not in plan_text(plan_of(h200, 4))
+
+
 def test_a_wrong_question_names_option_and_value(h200: NodeDescription) -> None:
     with pytest.raises(UserError, match=r"--multiplier: 0\.5"):
         make_plan(h200, [8_192], multiplier=0.5, host_budget=1 << 40)
@@ -172,6 +178,7 @@ def test_contexts_are_none_that_a_small_model_cannot_have(tmp_path: Path) -> Non
         ("layers: 78", "layers: 100000000000", "model.layers"),
         ("max_num_seqs: 256", "max_num_seqs: 100000000", "engine.max_num_seqs"),
         ("fp8_tflops: 1979", "fp8_tflops: .inf", "gpu.fp8_tflops"),
+        ("index_row_bytes: 132", "index_row_bytes: 2437", "model.index_row_bytes"),
         ("experts_per_token: 8", "experts_per_token: 300", "300 is more than the 256 experts"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 from measured import call, measured, sample
 from small import MIB, small_node
 from typer.testing import CliRunner, Result
@@ -18,10 +19,11 @@ from hisparsed.errors import UserError
 from hisparsed.policy.document import ConfigError
 from hisparsed.simulate.change import after_change
 from hisparsed.simulate.measures import Measures
+from hisparsed.simulate.plots import draw_hits
 from hisparsed.simulate.policies import choose_policy, sweep_policies
 from hisparsed.simulate.scale_error import error_text, scale_error
 from hisparsed.simulate.summary import Limits, PolicyResult, paired, quantile, summarise
-from hisparsed.simulate.table import results_text
+from hisparsed.simulate.table import HEADS, results_text
 
 
 def tree(spec: str) -> Any:
@@ -156,6 +158,26 @@ def test_the_table_joins_seeds_and_shows_their_range() -> None:
     text = results_text([one, other])
     assert len(text.splitlines()) == 2
     assert "36-72" in text
+
+
+def test_a_narrow_terminal_gets_every_column_below_each_other() -> None:
+    one = result(measured(call(20, 21, 22)))
+    other = one.model_copy(update={"name": "policy," + "hot.max=2," * 10})
+    lines = results_text([one, other], 60).splitlines()
+    # Names stand on lines of their own; the terminal wraps what is longer than itself.
+    assert lines[:2] == [f"  1  {one.name}", f"  2  {other.name}"]
+    assert max(map(len, lines[2:])) <= 60
+    heads = " ".join(line for line in lines[2:] if "#" in line)
+    assert all(head in heads for head in HEADS[1:])
+    assert results_text([one, other], 1000) == results_text([one, other])
+
+
+def test_a_run_of_seconds_has_a_plot_of_its_hits() -> None:
+    samples = [sample(float(at), prompt_tokens=at * 10, hit_tokens=at * 5) for at in range(1, 21)]
+    figure = Figure()
+    axes = figure.subplots()
+    draw_hits(axes, {"run": Measures(0.0, 20.0, samples=samples)})
+    assert [list(line.get_ydata()) for line in axes.get_lines()] == [[50.0] * 9]
 
 
 def test_the_error_of_a_scale_is_relative_to_the_whole() -> None:

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 from small import MIB, agents, small_node
 
+from hisparsed.control.observe import geometry_of
+from hisparsed.engine.simulated.node import SimulatedNode
+from hisparsed.engine.simulated.vllm_config import SimulatedOptions
 from hisparsed.errors import UserError
+from hisparsed.simulate.geometry import expected_geometry
 from hisparsed.simulate.policies import PolicyChoice, choose_policy
 from hisparsed.simulate.run import run_policy
 from hisparsed.simulate.scenario import Scenario, Traffic
@@ -59,10 +63,37 @@ def test_the_least_host_memory_that_is_named_starts_and_serves(tmp_path: Path, n
     assert finished_calls(measures)
 
 
-@pytest.mark.engine
-def test_a_policy_that_the_node_refuses_is_named_as_it_was_written(tmp_path: Path) -> None:
+def test_a_policy_that_the_node_refuses_is_named_before_anything_starts() -> None:
     policy = choose_policy("policy,hot.min=40,hot.start=40,hot.max=40")
-    with pytest.raises(
-        UserError, match=r"--policy policy,hot\.min=40\S+: the policy:\d+: hot\.min"
-    ):
-        run_policy(scenario(), policy, 0, work_folder=tmp_path)
+    assert re.match(
+        r"--policy policy,hot\.min=40\S+: the policy:\d+: hot\.min", message(scenario(), policy)
+    )
+    assert "copies: 10 of a chunk" in message(scenario(), choose_policy("policy,copies=10"))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("copies", [1, 2])
+def test_the_geometry_that_policies_are_checked_on_is_the_engines(
+    tmp_path: Path, copies: int
+) -> None:
+    one = scenario()
+    sizes = fitting_sizes(one, choose_policy(f"policy,copies={copies}"))
+    options = SimulatedOptions(
+        node=one.node,
+        model_folder=tmp_path,
+        host_budget_bytes=sizes.host_budget,
+        max_lease_rows=sizes.lease_rows,
+        max_model_len=sizes.max_model_len,
+        scale=one.scale,
+        copies=copies,
+    )
+    node = SimulatedNode(options)
+    reported = geometry_of(node.take_report().geometry)
+    node.shutdown()
+    assert reported == expected_geometry(
+        one,
+        host_budget=sizes.host_budget,
+        lease_rows=sizes.lease_rows,
+        max_model_len=sizes.max_model_len,
+        copies=copies,
+    )
