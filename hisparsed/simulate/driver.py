@@ -26,8 +26,8 @@ class _Playing:
     play: Play
     number: int
     call: PlannedCall
-    arrived_s: float | None = None
-    """Since when its call is held at the gate."""
+    times: CallTimes | None = None
+    """Of its call, from the first time that the client sent it until the engine has it."""
 
 
 class Driver:
@@ -67,7 +67,8 @@ class Driver:
             if before is None and now_s >= measures.from_s:
                 before = node.tally.preemptions, node.tally.steps
             while self._due and self._due[0][0] <= now_s:
-                self._arrive(heapq.heappop(self._due)[2])
+                at_s, _, playing = heapq.heappop(self._due)
+                self._arrive(playing, at_s)
             self._let_in(now_s)
             if now_s >= next_tick_s:
                 self._control.tick()
@@ -137,7 +138,8 @@ class Driver:
         self._order += 1
         heapq.heappush(self._due, (at_s, self._order, playing))
 
-    def _arrive(self, playing: _Playing) -> None:
+    def _arrive(self, playing: _Playing, at_s: float) -> None:
+        """``at_s`` is when the client sent it; steps take time, so that may be a little ago."""
         call, now_s = playing.call, self._node.clock.now_s()
         verdict = self._gate.arrive(
             playing,
@@ -147,25 +149,29 @@ class Driver:
             waiting=self._node.counts()[1],
             now_s=now_s,
         )
-        if verdict is Verdict.SEND:
-            self._send(playing, now_s)
-        elif verdict is Verdict.HELD:
-            playing.arrived_s = now_s
-        elif verdict is Verdict.REFUSED:
-            self._refuse(playing)
-        else:
+        if verdict is Verdict.TOO_LONG:
             # A client cannot go on with a session whose next call is too long.
             self._measures.count_refusal(now_s)
             self._next_play(playing.play, now_s)
+            return
+        times = playing.times
+        if times is None:
+            times = CallTimes(
+                playing.play.name, playing.number, call.input_tokens, call.output_tokens, at_s
+            )
+            playing.times = times
+            self._measures.calls.append(times)
+        if verdict is Verdict.SEND:
+            self._send(playing, times)
+        elif verdict is Verdict.REFUSED:
+            self._refuse(playing)
 
     def _let_in(self, now_s: float) -> None:
         due = self._gate.due(self._control.admission, self._node.counts()[1], now_s)
         for playing in due.send:
-            arrived_s = now_s if playing.arrived_s is None else playing.arrived_s
-            playing.arrived_s = None
-            self._send(playing, arrived_s)
+            if playing.times is not None:
+                self._send(playing, playing.times)
         for playing in due.refused:
-            playing.arrived_s = None
             self._refuse(playing)
 
     def _refuse(self, playing: _Playing) -> None:
@@ -175,17 +181,9 @@ class Driver:
         after_s = 0.0 if admission is None else admission.retry_after_s
         self._at(now_s + after_s, playing)
 
-    def _send(self, playing: _Playing, arrived_s: float) -> None:
-        call, play = playing.call, playing.play
-        times = CallTimes(
-            play.name,
-            playing.number,
-            call.input_tokens,
-            call.output_tokens,
-            arrived_s,
-        )
-        self._measures.calls.append(times)
-        request_id = f"{play.name}.{playing.number}"
+    def _send(self, playing: _Playing, times: CallTimes) -> None:
+        call, playing.times = playing.call, None
+        request_id = f"{playing.play.name}.{playing.number}"
         self._open[request_id] = (playing, times)
         self._node.add(
             SimulatedCall(request_id, call.blocks, call.input_tokens, call.output_tokens)

@@ -17,7 +17,7 @@ _CHAT = "{traces}/mooncake-conversation.jsonl.gz"
 
 MEMORY = (
     *("users", "calls/h", "spread", "good/h", "hit", "recomputed"),
-    *("running", "TTFT p50", "p99", "ITL", "load"),
+    *("running", "TTFT p50", "p99", "unserved", "ITL", "load"),
 )
 PAIRS = (*MEMORY, "p99 of both")
 STEPS = (
@@ -67,6 +67,10 @@ def _held(multiplier: int) -> str:
     return ADAPTIVE + "".join(f",hot.{key}={multiplier}" for key in ("min", "start", "max"))
 
 
+def _engaged(at: int, released: int) -> str:
+    return f"{ADAPTIVE},admission.engage_at={at}%,admission.release_at={released}%"
+
+
 _CEILING = f"{ADAPTIVE},host.budget=4TiB"
 """As if nothing were ever lost: what remains is computing, GPU memory and the users' pauses."""
 _ARRIVAL = f"{ADAPTIVE},levers.admission.mode=off"
@@ -82,11 +86,18 @@ _SPREAD = ("--curve-spread", "1")
 EXPERIMENTS = (
     Experiment(
         "load",
-        ("stock", ADAPTIVE, _CEILING),
+        ("stock", "stock,pools.hisparse=70%", ADAPTIVE, _CEILING),
         ("--trace", _AGENTS, *_STEADY),
         users=(64, 80, 96, 128),
         seeds=3,
         columns=PAIRS,
+    ),
+    Experiment(
+        "engage",
+        (_engaged(70, 55), _ARRIVAL),
+        ("--trace", _AGENTS, *_STEADY),
+        users=(96, 128),
+        seeds=3,
     ),
     Experiment(
         "crowded",
@@ -97,7 +108,7 @@ EXPERIMENTS = (
     ),
     Experiment(
         "split",
-        (ADAPTIVE, *_fixed(60, 65, 70, 75, 80, 85, 90, 94, 95, 96, 97, 98)),
+        (ADAPTIVE, *_fixed(60, 70, 75, 80, 85, 90, 94, 95, 96, 97, 98)),
         ("--trace", _AGENTS, *_STEADY),
         users=(128,),
         oracle=True,
@@ -108,6 +119,7 @@ EXPERIMENTS = (
         ("--trace", _AGENTS, *_STEADY),
         users=(128,),
         first_seed=1,
+        seeds=2,
         oracle=True,
     ),
     Experiment(
@@ -123,6 +135,7 @@ EXPERIMENTS = (
         (ADAPTIVE, *_fixed(60, 70, 75, 80, 85, 90, 94, 95, 96, 97, 98)),
         ("--trace", _CHAT, *_SHORT),
         loads=(1.0,),
+        seeds=2,
         oracle=True,
     ),
     Experiment(
@@ -136,12 +149,14 @@ EXPERIMENTS = (
         (ADAPTIVE, "stock", *_fixed(75, 90, 95, 97)),
         ("--trace", _AGENTS, "--then", _CHAT, *_CHANGE),
         users=(96,),
+        seeds=2,
         oracle=True,
     ),
     Experiment(
         "change-back",
         (ADAPTIVE, "stock", *_fixed(90, 95)),
         ("--trace", _CHAT, "--then", _AGENTS, *_CHANGE, "--users", "96"),
+        seeds=2,
         oracle=True,
     ),
     Experiment(
@@ -160,12 +175,18 @@ EXPERIMENTS = (
             _ARRIVAL,
             ADAPTIVE,
             f"{ADAPTIVE},admission.oldest_share=0%",
-            f"{ADAPTIVE},admission.oldest_share=0%,admission.ageing=2m",
             f"{ADAPTIVE},admission.max_waiting_sessions=4,admission.when_full=wait",
             f"{ADAPTIVE},admission.max_waiting_sessions=4,admission.when_full=refuse",
         ),
         ("--trace", _AGENTS, *_SHORT),
-        users=(96,),
+        users=(64, 96, 128, 160),
+    ),
+    Experiment(
+        "quarter",
+        ("stock", ADAPTIVE),
+        ("--trace", _AGENTS, *_SHORT, "--scale", "1/4"),
+        users=(128,),
+        columns=PAIRS,
     ),
     Experiment(
         "burst",

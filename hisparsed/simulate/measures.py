@@ -18,6 +18,7 @@ class CallTimes:
     input_tokens: int
     output_tokens: int
     arrived_s: float
+    """When the client first sent it; waiting at the gate and after a refusal counts."""
     first_token_s: float | None = None
     finished_s: float | None = None
     cached_tokens: int = 0

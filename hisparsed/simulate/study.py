@@ -116,16 +116,22 @@ def markdown(experiment: Experiment, results: Sequence[PolicyResult]) -> str:
 
 
 def against_best(results: Sequence[PolicyResult]) -> str:
-    """The first policy's calls by those of the best other one, run by run."""
-    runs: dict[tuple[str, int], list[PolicyResult]] = {}
-    for one in results:
-        runs.setdefault((traffic_text(one), one.seed), []).append(one)
+    """The first policy's calls by those of the other one that is best over all seeds."""
     shares = []
-    for (traffic, seed), (first, *others) in runs.items():
-        best = max(others, key=lambda one: one.calls)
-        name = best.name.removeprefix(f"{first.name},")
-        share = first.calls / max(1, best.calls)
-        shares.append(f"{share:.1%} of `{name}` ({traffic}, seed {seed})")
+    for traffic in dict.fromkeys(map(traffic_text, results)):
+        calls: dict[str, dict[int, int]] = {}
+        for one in results:
+            if traffic_text(one) == traffic:
+                calls.setdefault(one.name, {})[one.seed] = one.calls
+        first = calls.pop(results[0].name)
+        name, best = max(calls.items(), key=lambda item: sum(item[1].values()))
+        share = sum(first.values()) / max(1, sum(best.values()))
+        said = traffic
+        if len(first) > 1:
+            each = [first[seed] / max(1, best[seed]) for seed in first]
+            said += f", {min(each):.0%} to {max(each):.0%} by seed"
+        own = name.removeprefix(f"{results[0].name},")
+        shares.append(f"{share:.1%} of `{own}` ({said})")
     return f"`{results[0].name}` against the best of the others: {'; '.join(shares)}."
 
 

@@ -5,7 +5,7 @@ Rates are of the whole node: a run at scale 1/8 counts eightfold. Counts are as 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from pydantic import BaseModel, ConfigDict
@@ -47,6 +47,10 @@ class PolicyResult(BaseModel):
     waiting: float
     ttft_p50_s: float
     ttft_p99_s: float
+    unserved_s: float = 0.0
+    """At the end, the longest wait of a call that has no token yet."""
+    ttft_s: tuple[float, ...] = ()
+    """Of every call, ascending."""
     itl_p50_s: float
     load: float
     """Live set / smaller reach, mean."""
@@ -64,6 +68,9 @@ class PolicyResult(BaseModel):
     """Of those calls, under this policy."""
     base_ttft_p99_s: float = 0.0
     """Of those calls, under the first policy."""
+    paired_ttft_s: tuple[float, ...] = ()
+    """Of those calls, ascending, under this policy."""
+    base_ttft_s: tuple[float, ...] = ()
     recovered_calls_per_hour: float | None = None
     """From five minutes after a change of traffic on; ``None`` where it did not change."""
     settled_s: float | None = None
@@ -97,7 +104,12 @@ def summarise(
     link_bytes = last.link_bytes - first.link_bytes
     # One sample shows no growth, whatever the time.
     sampled_s = last.at_s - first.at_s or span_s
-    ttfts = sorted(call.ttft_s for call in done)
+    ttfts = _ascending(call.ttft_s for call in done)
+    unserved = [
+        measures.until_s - call.arrived_s
+        for call in measures.calls
+        if call.first_token_s is None and not call.failed
+    ]
     itls = sorted(call.itl_s for call in done)
     return PolicyResult(
         name=name,
@@ -115,6 +127,8 @@ def summarise(
         waiting=_mean([one.waiting for one in samples]) * whole,
         ttft_p50_s=quantile(ttfts, 0.5),
         ttft_p99_s=quantile(ttfts, 0.99),
+        unserved_s=round(max(unserved, default=0.0), 3),
+        ttft_s=ttfts,
         itl_p50_s=quantile(itls, 0.5),
         load=_mean([_load(one) for one in samples]),
         link_use=link_bytes * whole / copy_bandwidth / sampled_s,
@@ -136,11 +150,14 @@ def paired(result: PolicyResult, measures: Measures, base: Measures) -> PolicyRe
     own = {(call.play, call.index): call.ttft_s for call in finished_calls(measures, from_s=0.0)}
     others = {(call.play, call.index): call.ttft_s for call in finished_calls(base)}
     both = own.keys() & others.keys()
+    here, there = _ascending(own[one] for one in both), _ascending(others[one] for one in both)
     return result.model_copy(
         update={
             "paired_calls": len(both),
-            "paired_ttft_p99_s": quantile(sorted(own[one] for one in both), 0.99),
-            "base_ttft_p99_s": quantile(sorted(others[one] for one in both), 0.99),
+            "paired_ttft_p99_s": quantile(here, 0.99),
+            "base_ttft_p99_s": quantile(there, 0.99),
+            "paired_ttft_s": here,
+            "base_ttft_s": there,
         }
     )
 
@@ -158,6 +175,11 @@ def _measured(call: CallTimes, since_s: float) -> bool:
 def quantile(ordered: Sequence[float], share: float) -> float:
     """The value at ``share`` of ascending values; 0 for none."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _ascending(seconds: Iterable[float]) -> tuple[float, ...]:
+    """To the millisecond."""
+    return tuple(sorted(round(one, 3) for one in seconds))
 
 
 def _load(one: Sample) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hisparsed.plan.text import table_lines
-from hisparsed.simulate.summary import PolicyResult
+from hisparsed.simulate.summary import PolicyResult, quantile
 
 HEADS = (
     "policy",
@@ -21,6 +21,7 @@ HEADS = (
     "running",
     "TTFT p50",
     "p99",
+    "unserved",
     "p99 of both",
     "ITL",
     "load",
@@ -38,7 +39,7 @@ def grouped(results: Sequence[PolicyResult]) -> list[list[PolicyResult]]:
 
 
 def rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
-    """Means over the seeds, and the range of calls an hour, under ``HEADS``."""
+    """Under ``HEADS``: means over the seeds, waits over all calls, the range of calls an hour."""
     return [_row(group) for group in grouped(results)]
 
 
@@ -80,12 +81,18 @@ def traffic_text(result: PolicyResult) -> str:
 
 
 def _both(group: Sequence[PolicyResult]) -> str:
-    """The p99 of calls that the first policy finished too, here and there."""
-    if not any(one.paired_calls for one in group):
+    """The p99 of calls that the first policy finished too, here and there, and how many."""
+    calls = sum(one.paired_calls for one in group)
+    if not calls:
         return "-"
-    own = sum(one.paired_ttft_p99_s for one in group) / len(group)
-    base = sum(one.base_ttft_p99_s for one in group) / len(group)
-    return f"{own:.0f}s / {base:.0f}s"
+    own = _quantile(0.99, *(one.paired_ttft_s for one in group))
+    base = _quantile(0.99, *(one.base_ttft_s for one in group))
+    return f"{own:.0f}s / {base:.0f}s of {calls}"
+
+
+def _quantile(share: float, *runs: Sequence[float]) -> float:
+    """Over the calls of all runs."""
+    return quantile(sorted(one for run in runs for one in run), share)
 
 
 def _row(group: Sequence[PolicyResult]) -> tuple[str, ...]:
@@ -93,6 +100,7 @@ def _row(group: Sequence[PolicyResult]) -> tuple[str, ...]:
         return float(sum(getattr(one, name) for one in group)) / len(group)
 
     hits, recomputed = mean("prefix_hit_tokens"), mean("recomputed_tokens")
+    waits = [one.ttft_s for one in group]
     rates = [one.calls_per_hour for one in group]
     spread = f"{min(rates):,.0f}-{max(rates):,.0f}" if len(group) > 1 else "-"
     return (
@@ -107,8 +115,9 @@ def _row(group: Sequence[PolicyResult]) -> tuple[str, ...]:
         f"{recomputed / 1e6:.2f}M",
         f"{mean('preemptions'):.0f}",
         f"{mean('occupancy'):.1f}",
-        f"{mean('ttft_p50_s'):.1f}s",
-        f"{mean('ttft_p99_s'):.0f}s",
+        f"{_quantile(0.5, *waits):.1f}s",
+        f"{_quantile(0.99, *waits):.0f}s",
+        f"{max(one.unserved_s for one in group):.0f}s",
         _both(group),
         f"{mean('itl_p50_s') * 1e3:.0f}ms",
         f"{mean('load'):.2f}",

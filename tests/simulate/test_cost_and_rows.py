@@ -9,6 +9,8 @@ from hisparsed.engine.simulated.clock import VirtualClock
 from hisparsed.engine.simulated.copies import CopyQueue, Link, LinkDirection
 from hisparsed.engine.simulated.cost import CostModel, StepWork
 from hisparsed.engine.simulated.rows import RowModel
+from hisparsed.engine.simulated.tally import Tally
+from hisparsed.engine.simulated.work import Segment, StepWorker
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,63 @@ def test_row_reads_are_the_published_449_mb_and_12_ms(h200: NodeDescription) -> 
     cost = CostModel(h200)
     assert cost.gather_bytes(work) == pytest.approx(449e6, rel=0.002)
     assert cost.step(work).gather_s == pytest.approx(12e-3, rel=0.02)
+
+
+class Share:
+    """Of every request, ``resident`` of its pages on the GPU."""
+
+    def __init__(self, resident: float) -> None:
+        self.resident = resident
+
+    def resident_share(self, request_id: str) -> float:
+        return self.resident
+
+    def hot_rows(self, request_id: str) -> int:
+        return 4096
+
+
+def worker(h200: NodeDescription, resident: float) -> StepWorker:
+    rows = RowModel(2048, h200.rows.miss_curve, h200.rows.union)
+    return StepWorker(rows, Share(resident), 64, 2048, 8192, lambda _: 1.0)
+
+
+def test_a_chunk_of_a_prompt_reads_all_of_its_context_that_is_on_the_host(
+    h200: NodeDescription,
+) -> None:
+    found = worker(h200, 0.0).of([Segment("a", 70_000, 600, 0, 70_600)], Tally())
+    assert found.staged_rows == 70_000
+    # 97 ms of a link that reads rows at 37 GB/s, whatever the prompt's tokens select.
+    assert CostModel(h200).step(found).gather_s == pytest.approx(97e-3, rel=0.01)
+    resident = worker(h200, 1.0).of([Segment("a", 70_000, 600, 0, 70_600)], Tally())
+    assert resident.staged_rows == 0
+    half = worker(h200, 0.5).of([Segment("a", 70_000, 600, 0, 70_600)], Tally())
+    assert half.staged_rows == pytest.approx(35_300)
+
+
+def test_it_is_read_once_for_what_the_whole_node_computes_in_a_step(
+    h200: NodeDescription,
+) -> None:
+    """A part at 1/8 computes a prompt in chunks of an eighth."""
+    node, tally = worker(h200, 0.0), Tally()
+    starts = range(20_000, 20_000 + 2 * 8192, 1024)
+    staged = [
+        node.of([Segment("a", start, 1024, 0, 40_000)], tally).staged_rows for start in starts
+    ]
+    assert [start for start, rows in zip(starts, staged, strict=True) if rows] == [20_000, 28_192]
+    # A preempted call begins again, and an ended one is forgotten.
+    assert node.of([Segment("a", 12_000, 1024, 0, 40_000)], tally).staged_rows == 12_000
+    node.forget(["a"])
+    assert node.of([Segment("a", 12_000, 1024, 0, 40_000)], tally).staged_rows == 12_000
+
+
+def test_what_prefill_reads_is_no_miss_of_a_hot_buffer(h200: NodeDescription) -> None:
+    """The multiplier is steered by what decode steps miss."""
+    cost, tally = CostModel(h200), Tally()
+    work = StepWork(tokens=600, loaded_rows=10.0, staged_rows=1000.0)
+    tally.step(work, cost.step(work), cost)
+    row = h200.model.row_bytes * h200.model.layers
+    assert tally.counters(1, 1.0)["h2d_bytes"] == 10 * row
+    assert tally.gather_bytes == 1010 * row
 
 
 def test_host_memory_bounds_all_gpus_together(h200: NodeDescription) -> None:

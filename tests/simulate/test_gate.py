@@ -106,6 +106,10 @@ def test_sessions_held_back_are_served_in_the_end(tmp_path: Path, when_full: str
     measures = run_policy(scenario, choose_policy(spec), 0, work_folder=tmp_path)
     assert (measures.refused > 0) == (when_full == "refuse")
     assert len({call.play for call in finished_calls(measures)}) > 9
+    # A client's wait begins when it first tries, and each call is there once.
+    first = [call for call in measures.calls if call.index == 0]
+    assert max(call.ttft_s for call in first if call.first_token_s is not None) > 3
+    assert len({(call.play, call.index) for call in measures.calls}) == len(measures.calls)
 
 
 @pytest.mark.engine

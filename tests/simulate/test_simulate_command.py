@@ -18,12 +18,14 @@ from hisparsed.cli.app import app
 from hisparsed.errors import UserError
 from hisparsed.policy.document import ConfigError
 from hisparsed.simulate.change import after_change
-from hisparsed.simulate.measures import Measures
+from hisparsed.simulate.measures import CallTimes, Measures
 from hisparsed.simulate.plots import draw_hits
 from hisparsed.simulate.policies import choose_policy, sweep_policies
 from hisparsed.simulate.scale_error import error_text, scale_error
 from hisparsed.simulate.summary import Limits, PolicyResult, paired, quantile, summarise
-from hisparsed.simulate.table import HEADS, results_text
+from hisparsed.simulate.table import HEADS, results_text, rows
+
+WAITS = (range(1, 61), range(200, 230))
 
 
 def tree(spec: str) -> Any:
@@ -150,6 +152,23 @@ def test_failed_calls_are_counted_apart() -> None:
 def test_quantiles_of_ascending_values() -> None:
     assert [quantile([1, 2, 3, 4], share) for share in (0.0, 0.5, 0.99)] == [1, 3, 4]
     assert quantile([], 0.5) == 0
+
+
+def test_waits_of_several_seeds_are_over_all_their_calls() -> None:
+    seeds = [measured(*(call(20, 20 + wait, 300, str(wait)) for wait in waits)) for waits in WAITS]
+    found = [
+        paired(result(one).model_copy(update={"seed": seed}), one, one)
+        for seed, one in enumerate(seeds)
+    ]
+    row = dict(zip(HEADS, rows(found)[0], strict=True))
+    assert (row["TTFT p50"], row["p99"]) == ("46.0s", "229s")
+    assert row["p99 of both"] == "229s / 229s of 90"
+
+
+def test_a_call_without_a_token_at_the_end_is_told_by_its_wait() -> None:
+    waiting = CallTimes("b", 0, 100, 11, 70.0)
+    assert result(measured(call(20, 21, 22), waiting)).unserved_s == pytest.approx(40)
+    assert result(measured(call(20, 21, 22))).unserved_s == 0
 
 
 def test_the_table_joins_seeds_and_shows_their_range() -> None:

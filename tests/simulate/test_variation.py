@@ -54,7 +54,7 @@ class NothingResident:
 def test_requests_differ_by_their_locality(h200: NodeDescription) -> None:
     factors = {"near": 2.0, "far": 0.5, "mean": 1.0}
     model = RowModel(2048, h200.rows.miss_curve, h200.rows.union)
-    worker = StepWorker(model, NothingResident(), 64, 2048, factors.__getitem__)
+    worker = StepWorker(model, NothingResident(), 64, 2048, 8192, factors.__getitem__)
     segments = [Segment(name, 50_000, 1, 0, 50_001) for name in factors]
     worker.of(segments, Tally())
     curves = {name: dict(curve) for name, curve in worker.request_curves(1).items()}

@@ -30,6 +30,8 @@ class StepWork:
     """Of those, rows that come from the host; each has a part in every layer."""
     requests: int = 0
     """Requests of the step; each draft pass after the first computes a token of each."""
+    staged_rows: float = 0.0
+    """Rows that prefill chunks read from the host; each has a part in every layer too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,10 @@ class CostModel:
 
     def gather_bytes(self, work: StepWork) -> float:
         """Bytes of row reads on each GPU, of the scaled node."""
+        return (work.loaded_rows + work.staged_rows) * self._row_bytes
+
+    def loaded_bytes(self, work: StepWork) -> float:
+        """Of those, bytes that the resolvers count: what decode steps miss."""
         return work.loaded_rows * self._row_bytes
 
     def to_gpu_s(self, bytes_: float) -> float:

@@ -81,6 +81,7 @@ class SimulatedExecutor(InProcessExecutor):
             residency,
             self._block_tokens,
             self._node.model.topk,
+            self._node.engine.max_num_batched_tokens,
             self._locality,
         )
 
@@ -112,7 +113,7 @@ class SimulatedExecutor(InProcessExecutor):
             # The step waits for its rows, so they go first.
             self._link.to_gpu.give_way(time.gather_s)
             self.clock.advance(time.total_s)
-            self.tally.step(work, time, self._cost.gather_bytes(work))
+            self.tally.step(work, time, self._cost)
         connector_output = self._connectors.after_forward(output.finished_req_ids)
         sampled = {segment.request_id: self._sample(segment) for segment in segments}
         if sampled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hisparsed.engine.simulated.cost import StepTime, StepWork
+from hisparsed.engine.simulated.cost import CostModel, StepTime, StepWork
 from hisparsed.engine.simulated.rows import RowCounts
 
 
@@ -20,6 +20,9 @@ class Tally:
     memory_s: float = 0.0
     gather_s: float = 0.0
     gather_bytes: float = 0.0
+    """All row reads."""
+    loaded_bytes: float = 0.0
+    """Those of decode steps."""
     selected: float = 0.0
     resident: float = 0.0
     hits: float = 0.0
@@ -33,14 +36,15 @@ class Tally:
         self.loads += found.loads
         self.spills += found.spills
 
-    def step(self, work: StepWork, time: StepTime, gather_bytes: float) -> None:
+    def step(self, work: StepWork, time: StepTime, cost: CostModel) -> None:
         self.steps += 1
         self.tokens += work.tokens
         self.busy_s += time.total_s
         self.compute_s += time.compute_s
         self.memory_s += time.memory_s
         self.gather_s += time.gather_s
-        self.gather_bytes += gather_bytes
+        self.gather_bytes += cost.gather_bytes(work)
+        self.loaded_bytes += cost.loaded_bytes(work)
 
     def counters(self, groups: int, stands_for: float) -> dict[str, int]:
         """As the resolvers of ``groups`` cache groups count them, on the whole node.
@@ -57,5 +61,5 @@ class Tally:
             "loads": loads,
             "spills": spills,
             "dropped": 0,
-            "h2d_bytes": int(self.gather_bytes * stands_for),
+            "h2d_bytes": int(self.loaded_bytes * stands_for),
         }

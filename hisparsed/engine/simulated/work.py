@@ -81,7 +81,8 @@ class AllResident:
 
 
 class StepWorker:
-    """Adds up one step. ``topk`` rows are what attention reads for each token at most."""
+    """Adds up one step. ``topk`` rows are what attention reads for each token at most,
+    ``chunk_tokens`` what the whole node computes of one prompt in a step."""
 
     def __init__(
         self,
@@ -89,12 +90,16 @@ class StepWorker:
         residency: Residency,
         block_tokens: int,
         topk: int,
+        chunk_tokens: int,
         locality_of: Callable[[str], float],
     ) -> None:
         self._rows = rows
         self._residency = residency
         self._block_tokens = block_tokens
         self._topk = topk
+        self._chunk_tokens = chunk_tokens
+        self._staged: dict[str, range] = {}
+        """Positions of each prompt that the whole node would compute in the step that staged."""
         self._points = [half * topk // 2 for half in range(2, 2 + CURVE_POINTS)]
         self._locality_of = locality_of
         self._locality: dict[str, float] = {}
@@ -103,13 +108,14 @@ class StepWorker:
 
     def of(self, segments: Sequence[Segment], tally: Tally) -> StepWork:
         tokens = 0
-        context_tokens = selected_rows = decode_context = decode_rows = loaded = 0.0
+        context_tokens = selected_rows = decode_context = decode_rows = loaded = staged = 0.0
         for segment in segments:
             count, end = segment.count, segment.end
             tokens += count
             context_tokens += count * (end - count / 2)
             selected_rows += count * min(end, self._topk)
             if not segment.decodes:
+                staged += self._stage(segment)
                 continue
             decode_context += end
             found = self._rows.step(
@@ -131,12 +137,27 @@ class StepWorker:
             decode_rows,
             loaded,
             len(segments),
+            staged,
         )
+
+    def _stage(self, segment: Segment) -> float:
+        """Rows from the host that a chunk of a prompt needs: all of its context that is not on
+        the GPU, whatever its tokens select.
+
+        A scaled node's chunks are shorter, so it has more of them for one of the whole node's.
+        """
+        if segment.start in self._staged.get(segment.request_id, range(0)):
+            return 0.0
+        until = segment.start + self._chunk_tokens
+        self._staged[segment.request_id] = range(segment.start, until)
+        missing = 1 - self._residency.resident_share(segment.request_id)
+        return min(float(segment.start), segment.end * missing)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Requests that have ended."""
         for request_id in request_ids:
             self._from_host.pop(request_id, None)
+            self._staged.pop(request_id, None)
             self._locality.pop(request_id, None)
 
     def _locality_for(self, request_id: str) -> float:
