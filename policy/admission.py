@@ -116,15 +116,15 @@ def _order(
         return _HELD_FIRST, reason, f"{words}, above {settings.engage_at:.0%}"
     if not engaged and not snapshot.sessions.live_sessions:
         return current, Reason.NO_TRAFFIC, "no session is live"
-    if load >= settings.release_at:
+    if load >= settings.release_share:
         return current, Reason.IN_DEAD_BAND, f"{words}, between release and engage"
     if not engaged:
         return current, Reason.NO_BENEFIT, f"{words}, so it fits"
     window = memory.signals.release_load
-    if not window.full(settings.release_after) or window.high >= settings.release_at:
+    if not window.full(settings.release_after) or window.high >= settings.release_share:
         because = f"{words}, but was not for all of {settings.release_after:g}s"
         return current, Reason.WINDOW_NOT_FULL, because
-    because = f"{words}, below {settings.release_at:.0%} for {settings.release_after:g}s"
+    because = f"{words}, below {settings.release_share:.0%} for {settings.release_after:g}s"
     return AdmissionOrder.ARRIVAL, Reason.COVERAGE_RECOVERED, because
 
 
@@ -153,7 +153,7 @@ def _figures(
         "min_reach_tokens": reach.min_tokens,
         "load_ratio": live_load(snapshot, reach),
         "engage_at_ratio": policy.admission.engage_at,
-        "release_at_ratio": policy.admission.release_at,
+        "release_at_ratio": policy.admission.release_share,
         "waiting_requests": requests.waiting,
         "max_running_requests": wanted.max_running,
         "ageing_seconds": wanted.ageing_s,

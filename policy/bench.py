@@ -129,7 +129,7 @@ def _snapshot(
         gpu=GpuPool(90_000, rng.randint(0, 30_000), waiting > 2),
         requests=Requests(REQUESTS, waiting, tick // 100, 0, 8, REQUESTS - 8, tick, 0),
         hot=HotBuffers(2.0, steps * 900, steps * 700, loads, steps * 100, loads * 6_400),
-        sessions=Sessions(rng.randint(4_000_000, 9_000_000), 90),
+        sessions=Sessions(rng.randint(8_000_000, 13_000_000), 90),
         prefix=Prefix(tick * 9_000, tick * 10_000),
         tokens=Tokens(tick * 10_000, tick * 900),
         admission=Admission(AdmissionOrder.ARRIVAL, 30.0, 256, None, 10.0),

@@ -17,6 +17,6 @@ def pressure_now(document: Policy, snapshot: Snapshot, before: Pressure) -> Pres
     load = live_load(snapshot, reach_now(snapshot))
     if load > document.admission.engage_at:
         return Pressure.HIGH
-    if load < document.admission.release_at:
+    if load < document.admission.release_share:
         return Pressure.LOW
     return before

@@ -40,6 +40,19 @@ AutoMultiplier: TypeAlias = Annotated[
 """``"auto"``, or hot rows / top-k."""
 
 
+def _auto_or_share(value: object) -> str:
+    return "auto" if value == "auto" else "share"
+
+
+AutoFraction: TypeAlias = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[Fraction, Tag("share")],
+    Discriminator(_auto_or_share),
+]
+"""``"auto"``, or a share."""
+_RELEASED = 0.85
+"""``admission.release_at: auto`` in ``engage_at``."""
+
+
 class DeadBand(Section):
     """A move must be worth more than both."""
 
@@ -208,10 +221,10 @@ class WatermarkSettings(Section):
 class AdmissionSettings(Section):
     order: Literal["auto", "arrival", "held-prefix-first"] = "auto"
     """In which order waiting calls start; ``auto`` goes by coverage."""
-    engage_at: Fraction = Field(default=0.7, gt=0)
+    engage_at: Fraction = Field(default=1.0, gt=0)
     """Idle live set, as a share of the smaller reach, above which held prefixes go first."""
-    release_at: Fraction = 0.55
-    """The share below which the order of arrival returns."""
+    release_at: AutoFraction = "auto"
+    """The share below which the order of arrival returns; ``auto`` is 85 % of ``engage_at``."""
     release_after: Duration = 30.0
     """The share must stay below ``release_at`` for this long."""
     max_wait: PositiveDuration = 600.0
@@ -235,11 +248,16 @@ class AdmissionSettings(Section):
     over_max_context: Literal["wait", "refuse"] = "refuse"
     """What a longer call gets: the end of the queue, or 429."""
 
+    @property
+    def release_share(self) -> float:
+        """``release_at`` as a number."""
+        return _RELEASED * self.engage_at if isinstance(self.release_at, str) else self.release_at
+
     @field_validator("release_at")
     @classmethod
-    def _release_below_engage(cls, release: float, info: ValidationInfo) -> float:
+    def _release_below_engage(cls, release: float | str, info: ValidationInfo) -> float | str:
         engage = info.data.get("engage_at")
-        if engage is not None and release >= engage:
+        if engage is not None and not isinstance(release, str) and release >= engage:
             raise PydanticCustomError(
                 "release_not_below_engage",
                 "release_at {release} must be below engage_at {engage}, or the order would flap",

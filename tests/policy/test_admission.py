@@ -16,7 +16,8 @@ ARRIVAL, HELD_FIRST = AdmissionOrder.ARRIVAL, AdmissionOrder.HELD_PREFIX_FIRST
 
 
 def policy(**admission: Any) -> Policy:
-    return Policy.model_validate({"version": 1, "admission": admission})
+    made = {"engage_at": "70%", "release_at": "55%", **admission}
+    return Policy.model_validate({"version": 1, "admission": made})
 
 
 def loaded(kit, load: float, order: AdmissionOrder = ARRIVAL, **changes: Any):
@@ -94,6 +95,14 @@ def test_new_limits_in_the_policy_are_put_in_force(kit) -> None:
     admission = decision.of(Lever.ADMISSION)
     assert admission.reason is Reason.POLICY_VALUE
     assert decision.commands.admission == Admission(ARRIVAL, 5.0, 64, None, 10.0)
+
+
+def test_release_follows_engage_where_it_is_not_set() -> None:
+    shares = [
+        policy(engage_at=at, release_at="auto").admission.release_share for at in ("100%", "40%")
+    ]
+    assert shares == pytest.approx([0.85, 0.34])
+    assert policy(engage_at="60%", release_at="30%").admission.release_share == 0.3
 
 
 def test_max_running_never_exceeds_the_node(kit) -> None:

@@ -181,7 +181,7 @@ def test_admission_follows_the_live_set_without_flapping(kit) -> None:
 
     def sessions(tick: int) -> None:
         nonlocal mean
-        mean = 200_000 if tick < 100 or tick >= 300 else 550_000
+        mean = 200_000 if tick < 100 or tick >= 300 else 800_000
         plant.snapshot = kit.change(
             plant.snapshot,
             sessions__live_set_tokens=round(mean * rng.uniform(0.9, 1.1)),

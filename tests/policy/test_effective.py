@@ -211,7 +211,8 @@ def test_another_order_of_schedules_is_a_change() -> None:
 
 
 def test_pressure_has_hysteresis(kit: Any) -> None:
-    policy = Policy.model_validate({"version": 1})
+    thresholds = {"engage_at": "70%", "release_at": "55%"}
+    policy = Policy.model_validate({"version": 1, "admission": thresholds})
     snapshot = kit.idle_snapshot()
 
     def loaded(share: float) -> Any:
