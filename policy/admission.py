@@ -1,6 +1,6 @@
 """Admission: in which order calls start, and what is held back.
 
-While the live set fits, vLLM's order is best. When it nears the smaller reach, calls whose
+While the live set fits, vLLM's order is best. When it does not fit the smaller reach, calls whose
 prefix is still held start first (with ageing) and new sessions are limited. Decides only;
 the engine keeps the order, and the API makes calls wait or answers 429.
 """

@@ -47,7 +47,7 @@ SetValue = Annotated[Any, BeforeValidator(_scalar)]
 
 
 class Pressure(StrEnum):
-    """How near the live set is to the smaller reach."""
+    """Whether the live set is too large for the smaller reach."""
 
     LOW = "low"
     HIGH = "high"
@@ -112,7 +112,8 @@ class When(Section):
     timezone: Annotated[str, AfterValidator(_known_zone)] = LOCAL
     """Name of the time zone of days and times, or ``local``."""
     pressure: Pressure | None = None
-    """Active while the live set is near the smaller reach (high), or while it is not (low)."""
+    """Active from above ``admission.engage_at`` until below ``release_at`` (high), or otherwise
+    (low)."""
 
     @model_validator(mode="after")
     def _says_when(self) -> When:

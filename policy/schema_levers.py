@@ -246,7 +246,7 @@ class AdmissionSettings(Section):
     max_context: int | None = Field(default=None, ge=1, le=10**9)
     """Longest call in tokens, prompt and asked output; ``null`` is the model's own limit."""
     over_max_context: Literal["wait", "refuse"] = "refuse"
-    """What a longer call gets: the end of the queue, or 429."""
+    """What a longer call gets: its turn when no other such call runs, or 400."""
 
     @property
     def release_share(self) -> float:

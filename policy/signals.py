@@ -269,7 +269,7 @@ class Admission:
     max_context_tokens: int | None = None
     """Longest call, prompt and asked output, that is served like any other."""
     over_max_context: Literal["wait", "refuse"] = "refuse"
-    """What a longer call gets: the end of the queue, or 429."""
+    """What a longer call gets: its turn when no other such call runs, or 400."""
     oldest_share: float = 0.2
     """Of the starts while held prefixes go first, for the call that has waited longest."""
 

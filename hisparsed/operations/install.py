@@ -78,7 +78,7 @@ class Layout:
         yield Planned(Path("/etc/hisparsed/policy.schema.json"), schema)
         etc = Path(str(files("hisparsed"))) / "etc"
         for path in sorted(etc.rglob("*")):
-            if path.suffix in (".yaml", ".json"):
+            if path.suffix in (".yaml", ".json", ".service", ".env"):
                 yield Planned(self.share / path.relative_to(etc), path.read_text("utf-8"))
 
 

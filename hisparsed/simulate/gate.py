@@ -25,7 +25,7 @@ class Verdict(Enum):
     REFUSED = auto()
     """429: it may come again after ``retry_after_s``."""
     TOO_LONG = auto()
-    """429 for its length: coming again would not help."""
+    """400 for its length: coming again would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Gate(Generic[Item]):
         if longest is not None and tokens > longest:
             return self._arrive_long(item, admission)
         limit = admission.max_waiting_sessions
-        if limit is None or not new_session or (waiting < limit and not self._new):
+        if limit is None or not new_session or (_has_room(waiting, limit) and not self._new):
             return Verdict.SEND
         if admission.when_full == "refuse":
             return Verdict.REFUSED
@@ -83,7 +83,7 @@ class Gate(Generic[Item]):
         limit = None if admission is None else admission.max_waiting_sessions
         while self._new:
             since_s, item = self._new[0]
-            if limit is None or waiting + len(found.send) < limit:
+            if limit is None or _has_room(waiting + len(found.send), limit):
                 found.send.append(item)
             elif admission is not None and now_s - since_s >= admission.max_wait_s:
                 found.refused.append(item)
@@ -99,3 +99,8 @@ class Gate(Generic[Item]):
         """A call has ended; the next long one may begin."""
         if item is self._long_running:
             self._long_running = None
+
+
+def _has_room(waiting: int, limit: int) -> bool:
+    """Where nothing waits, everybody starts."""
+    return waiting == 0 or waiting < limit

@@ -51,6 +51,8 @@ def test_the_administrators_files_go_to_etc(tmp_path: Path) -> None:
         "usr/local/share/hisparsed/grafana/hisparsed.json",
         "usr/local/share/hisparsed/prometheus/alerts.yaml",
         "usr/local/share/hisparsed/kubernetes/hisparsed.yaml",
+        "usr/local/share/hisparsed/fleet/vllm-router.service",
+        "usr/local/share/hisparsed/fleet/vllm-router.env",
     ):
         assert (tmp_path / name).is_file(), name
         assert f"/{name}" in done, "what is said is what is done, without the root"

@@ -55,6 +55,16 @@ def test_a_new_session_beyond_the_limit_waits_its_turn_or_is_refused() -> None:
     assert gate.due(limits(), waiting=0, now_s=7.0).send == []
 
 
+def test_where_nothing_waits_everybody_starts() -> None:
+    """As at the door of the daemon: a limit of 0 is no lock."""
+    none = limits(max_waiting_sessions=0)
+    gate: Gate[str] = Gate()
+    assert arrive(gate, "a", none, waiting=0) is Verdict.SEND
+    assert arrive(gate, "b", none, waiting=1) is Verdict.HELD
+    assert arrive(gate, "c", none, waiting=1) is Verdict.HELD
+    assert gate.due(none, waiting=0, now_s=1.0).send == ["b"]
+
+
 def test_nobody_overtakes_those_who_are_held() -> None:
     gate: Gate[str] = Gate()
     for item in ("a", "b"):
