@@ -29,7 +29,12 @@ from hisparsed.soak.engine import InProcessEngine, VirtualClock
 from hisparsed.soak.result import percentile, rounded
 from hisparsed.soak.virtual_load import Load, Served, serve
 
-ORDERS = {"vLLM's order": "arrival", "held prefix first": "auto"}
+ORDERS = {
+    "vLLM's order": {"order": "arrival"},
+    "as shipped": {},
+    "without the share": {"oldest_share": "0%"},
+}
+"""By name, what a policy's `admission` has beside ``max_wait``."""
 LIVE_SET_OF_REACH = 1.3
 LOAD = Load(clients=40, think_s=6.0, warm_up_s=40.0, measured_s=200.0)
 MAX_WAIT_S = 120.0
@@ -56,12 +61,12 @@ class Row:
 
 
 def policy_of(order: str) -> Policy:
-    """Only admission acts; ``order`` as in the policy document, ageing by the queue."""
+    """Only admission acts; ``order`` is one of ``ORDERS``."""
     return Policy.model_validate(
         {
             "version": 1,
             "levers": {name: {"mode": "off"} for name in ("split", "multiplier", "watermark")},
-            "admission": {"order": order, "ageing": "auto", "max_wait": f"{MAX_WAIT_S:g}s"},
+            "admission": {**ORDERS[order], "max_wait": f"{MAX_WAIT_S:g}s"},
         }
     )
 
@@ -138,9 +143,9 @@ def table(rows: list[Row]) -> str:
     """The rows for a person."""
     head = f"{'order':<20}{'seed':>5}{'calls':>8}{'TTFT p50':>10}{'p99':>8}{'max':>8}{'starved':>9}"
     lines = [head + f"{'hits':>7}"]
-    for name, order in ORDERS.items():
+    for order in ORDERS:
         lines += [
-            f"{name:<20}{row.seed:>5}{row.completed:>8}{row.ttft_s_p50 or 0:>10.2f}"
+            f"{order:<20}{row.seed:>5}{row.completed:>8}{row.ttft_s_p50 or 0:>10.2f}"
             f"{row.ttft_s_p99 or 0:>8.2f}{row.longest_wait_s or 0:>8.2f}{row.starved:>9}"
             f"{row.hit_share:>7.0%}"
             for row in rows
@@ -150,14 +155,14 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """Run all seeds in both orders; the last line of ``--json`` is one JSON object."""
+    """Run all seeds in every order; the last line of ``--json`` is one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m hisparsed.soak.oversubscribed")
     parser.add_argument("--seeds", type=int, default=5, help="how many seeds, from 0")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     rows: list[Row] = []
     for seed in range(arguments.seeds):
-        for order in ORDERS.values():
+        for order in ORDERS:
             rows.append(run_one(order, seed))
             sys.stderr.write(table(rows[-1:]).splitlines()[-1] + "\n")
     (sys.stderr if arguments.json else sys.stdout).write(table(rows) + "\n")

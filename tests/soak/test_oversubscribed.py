@@ -17,7 +17,7 @@ from hisparsed.replay.scale import ScaledTrace, scale_trace
 from hisparsed.replay.trace import load_trace
 from hisparsed.soak import virtual_load
 from hisparsed.soak.engine import VirtualClock
-from hisparsed.soak.oversubscribed import ORDERS, Row, policy_of, run_one, shared_blocks_for, table
+from hisparsed.soak.oversubscribed import Row, policy_of, run_one, shared_blocks_for, table
 from hisparsed.soak.virtual_load import Load, Served, serve, sessions_of
 
 SMALL = Load(clients=6, think_s=1.0, warm_up_s=2.0, measured_s=20.0)
@@ -30,7 +30,7 @@ def trace() -> ScaledTrace:
 
 def served(trace: ScaledTrace, seed: int = 0, **changes: Any) -> Served:
     load = replace(SMALL, **changes)
-    return serve(FakeEngine(), VirtualClock(), trace, load, policy_of("arrival"), seed)
+    return serve(FakeEngine(), VirtualClock(), trace, load, policy_of("vLLM's order"), seed)
 
 
 def test_a_step_takes_its_fixed_time_and_a_time_for_each_token(
@@ -58,7 +58,7 @@ def test_calls_that_nobody_answers_count_with_their_wait(trace: ScaledTrace) -> 
     engine = FakeEngine()
     engine.deaf = {f"call-{number}" for number in range(10_000)}
     load = replace(SMALL, warm_up_s=0.0)
-    found = serve(engine, VirtualClock(), trace, load, policy_of("arrival"), 0)
+    found = serve(engine, VirtualClock(), trace, load, policy_of("vLLM's order"), 0)
     assert found.completed == 0
     assert len(found.unanswered_wait_s) == load.clients
     assert max(found.unanswered_wait_s) == pytest.approx(load.measured_s, abs=load.think_s)
@@ -88,12 +88,11 @@ def test_a_reach_beyond_the_budget_is_refused() -> None:
 
 
 def test_the_table_names_orders_and_starved_calls() -> None:
-    row = Row("auto", 3, 41, 1.5, 9.0, 130.0, 2, 0.5, 1.0, 100)
-    (line,) = (one for one in table([row]).splitlines() if one.startswith("held prefix"))
+    row = Row("as shipped", 3, 41, 1.5, 9.0, 130.0, 2, 0.5, 1.0, 100)
+    (line,) = (one for one in table([row]).splitlines() if one.startswith("as shipped"))
     assert line.split() == [
-        "held",
-        "prefix",
-        "first",
+        "as",
+        "shipped",
         "3",
         "41",
         "1.50",
@@ -107,7 +106,7 @@ def test_the_table_names_orders_and_starved_calls() -> None:
 @pytest.mark.engine
 def test_over_subscribed_the_policy_puts_held_prefixes_first() -> None:
     load = Load(clients=12, think_s=0.5, warm_up_s=3.0, measured_s=3.0)
-    row = run_one(ORDERS["held prefix first"], 0, load)
+    row = run_one("as shipped", 0, load)
     assert row.held_first_share > 0.5
     assert row.completed > 0
     assert row.starved == 0
