@@ -216,7 +216,12 @@ def _pool_problems(policy: Policy, geometry: Geometry) -> list[str]:
     hisparse_floor = _up(size_in_blocks(geometry, pools.hisparse.floor))
     reserve = _down(size_in_blocks(geometry, pools.reserve))
     least = max(hisparse_floor, one_request)
-    if one_request <= budget < offload_floor + least:
+    if hisparse_floor > budget >= one_request:
+        found.append(
+            f"pools.hisparse.floor is {hisparse_floor} host blocks, but the budget is {budget}; "
+            f"lower it to at most {max(0, budget - offload_floor)} blocks, or raise the budget"
+        )
+    elif one_request <= budget < offload_floor + least:
         found.append(
             f"pools.offload.floor is {offload_floor} host blocks, but of {budget} the HiSparse "
             f"pool needs {least} (pools.hisparse.floor or one request at max_model_len); "

@@ -97,7 +97,7 @@ def scenarios_of(options: SimulateOptions) -> list[Scenario]:
     counts = [None] if recorded else list(options.users or [DEFAULT_USERS])
     agents = any(not one.has_starts for one in every)
     chat = any(one.has_starts for one in every)
-    return [
+    found = [
         replace(
             scenario,
             traffic=_traffic(sessions, then, users, load, duration_s),
@@ -107,6 +107,23 @@ def scenarios_of(options: SimulateOptions) -> list[Scenario]:
         for users in counts
         for load in options.loads or [1.0]
     ]
+    if options.users:
+        for one in found:
+            _check_whole(one)
+    return found
+
+
+def _check_whole(scenario: Scenario) -> None:
+    """Half a session cannot be simulated, and rounding would show one number for two."""
+    for one in scenario.traffic:
+        part = None if one.users is None else one.users * scenario.scale
+        if part is not None and part.denominator > 1:
+            users = scenario.users or DEFAULT_USERS
+            step = scenario.scale.denominator * max(1, users // (one.users or 1))
+            raise UserError(
+                f"--users: {users} at --scale {scenario.scale} is no whole number of simulated "
+                f"sessions; use a multiple of {step}"
+            )
 
 
 def _check_numbers(options: SimulateOptions) -> None:

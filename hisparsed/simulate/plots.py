@@ -119,7 +119,7 @@ def _interactivity(axes: Any, results: Sequence[PolicyResult]) -> None:
     axes.set_title("Interactivity and throughput")
     curves: dict[str, list[tuple[float, float]]] = {}
     for group in grouped(results):
-        itl_s = sum(one.itl_p50_s for one in group) / len(group)
+        itl_s = sum(one.itl_p50_s or 0.0 for one in group) / len(group)
         tokens = sum(one.throughput for one in group) / len(group)
         if itl_s > 0:
             curves.setdefault(group[0].name, []).append((1 / itl_s, tokens))

@@ -19,6 +19,7 @@ from hisparsed.policy.reasons import Lever
 from hisparsed.simulate.control_side import ControlSide, LoopControl, StaticControl
 from hisparsed.simulate.driver import Driver
 from hisparsed.simulate.measures import Measures
+from hisparsed.simulate.part import policy_of_part
 from hisparsed.simulate.policies import PolicyChoice
 from hisparsed.simulate.scenario import Scenario
 from hisparsed.simulate.sizes import fitting_sizes
@@ -39,6 +40,7 @@ def run_policy(
     Raises ``UserError`` where the sizes do not fit, ``ConfigError`` for a wrong policy.
     """
     sizes, command = fitting_sizes(scenario, policy), None
+    policy = policy_of_part(policy, scenario.scale)
     if sizes.lent_blocks is not None:
         command = EngineCommand(offload_target_blocks=sizes.lent_blocks)
     options = SimulatedOptions(

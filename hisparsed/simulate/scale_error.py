@@ -24,9 +24,9 @@ class ScaleError(BaseModel):
 
 
 def scale_error(part: PolicyResult, whole: PolicyResult) -> ScaleError:
+    pairs = {name: (getattr(part, name), getattr(whole, name)) for name in COMPARED}
     ratios = {
-        name: getattr(part, name) / getattr(whole, name) - 1 if getattr(whole, name) else 0.0
-        for name in COMPARED
+        name: own / other - 1 if own and other else 0.0 for name, (own, other) in pairs.items()
     }
     return ScaleError(policy=part.name, hit_points=_hit_share(part) - _hit_share(whole), **ratios)
 

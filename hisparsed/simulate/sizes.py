@@ -19,6 +19,7 @@ from hisparsed.policy.document import ConfigError
 from hisparsed.policy.effective import parse_policy
 from hisparsed.policy.units import format_bytes
 from hisparsed.simulate.geometry import expected_geometry
+from hisparsed.simulate.part import policy_of_part
 from hisparsed.simulate.policies import PolicyChoice
 from hisparsed.simulate.scenario import Scenario
 
@@ -43,6 +44,7 @@ class Sizes:
 def fitting_sizes(scenario: Scenario, policy: PolicyChoice) -> Sizes:
     """Raises ``UserError`` where one call of the longest context does not fit, or the policy is
     impossible on this node."""
+    policy = policy_of_part(policy, scenario.scale)
     longest = _max_model_len(scenario)
     budget = policy.store.host_budget or scenario.host_budget
     if not policy.hisparse:

@@ -45,15 +45,16 @@ class PolicyResult(BaseModel):
     occupancy: float
     """Requests running at a time, mean."""
     waiting: float
-    ttft_p50_s: float
-    ttft_p99_s: float
+    ttft_p50_s: float | None
+    """``None``, as the next and ``itl_p50_s``, where no call finished."""
+    ttft_p99_s: float | None
     unserved_s: float = 0.0
     """At the end, the longest wait of a call that has no token yet."""
     ttft_s: tuple[float, ...] = ()
     """Of every call, ascending."""
-    itl_p50_s: float
-    load: float
-    """Live set / smaller reach, mean."""
+    itl_p50_s: float | None
+    load: float | None
+    """Live set / smaller reach, mean; ``None`` without HiSparse, and where a pool is empty."""
     link_use: float
     """Share of the time that one GPU's link would need for its bytes at copy speed."""
     moves: int
@@ -125,12 +126,12 @@ def summarise(
         preemptions=measures.preemptions,
         occupancy=_mean([one.running for one in samples]) * whole,
         waiting=_mean([one.waiting for one in samples]) * whole,
-        ttft_p50_s=quantile(ttfts, 0.5),
-        ttft_p99_s=quantile(ttfts, 0.99),
+        ttft_p50_s=quantile(ttfts, 0.5) if done else None,
+        ttft_p99_s=quantile(ttfts, 0.99) if done else None,
         unserved_s=round(max(unserved, default=0.0), 3),
         ttft_s=ttfts,
-        itl_p50_s=quantile(itls, 0.5),
-        load=_mean([_load(one) for one in samples]),
+        itl_p50_s=quantile(itls, 0.5) if done else None,
+        load=_load(samples),
         link_use=link_bytes * whole / copy_bandwidth / sampled_s,
         moves=measures.moves,
         refused=measures.refused,
@@ -182,9 +183,14 @@ def _ascending(seconds: Iterable[float]) -> tuple[float, ...]:
     return tuple(sorted(round(one, 3) for one in seconds))
 
 
-def _load(one: Sample) -> float:
-    """Live set by the smaller reach; 0 where there are no pools."""
-    return one.live_tokens / max(1, min(one.hisparse_reach_tokens, one.offload_reach_tokens))
+def _load(samples: Sequence[Sample]) -> float | None:
+    """Live set by the smaller reach, mean over the samples where both pools reach anywhere."""
+    pairs = [
+        (one.live_tokens, min(one.hisparse_reach_tokens, one.offload_reach_tokens))
+        for one in samples
+    ]
+    shares = [live / reach for live, reach in pairs if reach > 0]
+    return _mean(shares) if shares else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hisparsed.plan.text import table_lines
 from hisparsed.simulate.summary import PolicyResult, quantile
@@ -90,6 +90,12 @@ def _both(group: Sequence[PolicyResult]) -> str:
     return f"{own:.0f}s / {base:.0f}s of {calls}"
 
 
+def _mean_of(values: Sequence[float | None], text: Callable[[float], str]) -> str:
+    """Of those that there are."""
+    known = [one for one in values if one is not None]
+    return text(sum(known) / len(known)) if known else "-"
+
+
 def _quantile(share: float, *runs: Sequence[float]) -> float:
     """Over the calls of all runs."""
     return quantile(sorted(one for run in runs for one in run), share)
@@ -111,16 +117,16 @@ def _row(group: Sequence[PolicyResult]) -> tuple[str, ...]:
         spread,
         f"{mean('throughput'):,.0f}",
         f"{mean('goodput'):,.0f}",
-        f"{hits / max(1.0, hits + recomputed):.1%}",
+        f"{hits / (hits + recomputed):.1%}" if hits + recomputed else "-",
         f"{recomputed / 1e6:.2f}M",
         f"{mean('preemptions'):.0f}",
         f"{mean('occupancy'):.1f}",
-        f"{_quantile(0.5, *waits):.1f}s",
-        f"{_quantile(0.99, *waits):.0f}s",
+        f"{_quantile(0.5, *waits):.1f}s" if any(waits) else "-",
+        f"{_quantile(0.99, *waits):.0f}s" if any(waits) else "-",
         f"{max(one.unserved_s for one in group):.0f}s",
         _both(group),
-        f"{mean('itl_p50_s') * 1e3:.0f}ms",
-        f"{mean('load'):.2f}",
+        _mean_of([one.itl_p50_s for one in group], lambda itl_s: f"{itl_s * 1e3:.0f}ms"),
+        _mean_of([one.load for one in group], lambda load: f"{load:.2f}"),
         f"{mean('link_use'):.0%}",
         f"{mean('moves'):.0f}",
     )

@@ -225,3 +225,10 @@ def test_problems_name_keys_values_and_what_is_right(
 ) -> None:
     found = problems(policy(**sections), dataclasses.replace(kit.geometry, **geometry))
     assert any(words in problem for problem in found), found
+
+
+def test_a_hisparse_floor_above_the_budget_is_named_itself(kit) -> None:
+    made = policy(pools={"hisparse": {"floor": "10TiB", "ceiling": "20TiB"}})
+    (found,) = problems(made, kit.geometry)
+    assert found.startswith("pools.hisparse.floor is ")
+    assert "lower it to at most" in found

@@ -53,6 +53,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--users", "12"], "--users: 12 at --scale 1/8 is no whole number .* multiple of 8"),
         (
             [*OPENHANDS, "--policy", "stock", "--policy", "standard"],
             "--policy standard: --scale: 1/8 .* holds 44224 tokens .* one call has 86080; "
@@ -94,12 +95,12 @@ def test_users_of_recorded_chat_alone_are_refused(runs: list[str], chat: str) ->
 
 
 def test_agents_beside_chat_have_users_and_load(runs: list[str], chat: str) -> None:
-    mixed = ("--trace", chat, *OPENHANDS, "--users", "8", "--load", "0.5", "--load", "2")
+    mixed = ("--trace", chat, *OPENHANDS, "--users", "16", "--load", "0.5", "--load", "2")
     found = command(*mixed, "--policy", "policy", "--json")
     assert found.exit_code == 0, found.output
     first, second = json.loads(found.stdout)["policies"]
-    assert [(one["users"], one["trace_load"]) for one in (first, second)] == [(8, 0.5), (8, 2)]
-    assert "policy, 8 users, load 0.5, seed 0" in found.stderr
+    assert [(one["users"], one["trace_load"]) for one in (first, second)] == [(16, 0.5), (16, 2)]
+    assert "policy, 16 users, load 0.5, seed 0" in found.stderr
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -171,6 +171,14 @@ def test_a_call_without_a_token_at_the_end_is_told_by_its_wait() -> None:
     assert result(measured(call(20, 21, 22))).unserved_s == 0
 
 
+def test_nothing_finished_and_nowhere_to_reach_are_no_figures() -> None:
+    empty = sample(10.0, offload_reach_tokens=0), sample(110.0, offload_reach_tokens=0)
+    found = result(Measures(10.0, 110.0, samples=list(empty)))
+    assert (found.ttft_p50_s, found.ttft_p99_s, found.itl_p50_s, found.load) == (None,) * 4
+    row = dict(zip(HEADS, rows([found])[0], strict=True))
+    assert [row[head] for head in ("TTFT p50", "p99", "ITL", "load", "hit")] == ["-"] * 5
+
+
 def test_the_table_joins_seeds_and_shows_their_range() -> None:
     one = result(measured(call(20, 21, 22)))
     other = one.model_copy(update={"seed": 1, "calls_per_hour": 72.0})

@@ -6,15 +6,19 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from small import MIB, agents, small_node
 
 from hisparsed.control.observe import geometry_of
 from hisparsed.engine.simulated.node import SimulatedNode
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions
 from hisparsed.errors import UserError
+from hisparsed.policy.units import parse_bytes
 from hisparsed.simulate.geometry import expected_geometry
+from hisparsed.simulate.part import policy_of_part
 from hisparsed.simulate.policies import PolicyChoice, choose_policy
 from hisparsed.simulate.run import run_policy
 from hisparsed.simulate.scenario import Scenario, Traffic
@@ -97,3 +101,35 @@ def test_the_geometry_that_policies_are_checked_on_is_the_engines(
         max_model_len=sizes.max_model_len,
         copies=copies,
     )
+
+
+def part(spec: str) -> dict[str, Any]:
+    text = policy_of_part(choose_policy(spec), Fraction(1, 8)).text
+    assert text is not None
+    tree: dict[str, Any] = yaml.safe_load(text)
+    return tree
+
+
+def test_a_part_gets_its_part_of_the_sizes_and_counts_in_a_policy(tmp_path: Path) -> None:
+    tree = part(
+        "policy,pools.offload.floor=20GiB,pools.reserve=10%,admission.max_running=64,"
+        "admission.max_waiting_sessions=4,watermark.value=6000"
+    )
+    assert parse_bytes(tree["pools"]["offload"]["floor"]) == 20 * 2**30 // 8
+    assert tree["pools"]["reserve"] == "10%"
+    assert tree["pools"]["offload"]["ceiling"] == "50%"
+    assert tree["watermark"]["value"] == 750
+    # Rounded up: a limit of none would be another policy.
+    assert (tree["admission"]["max_running"], tree["admission"]["max_waiting_sessions"]) == (8, 1)
+    path = tmp_path / "busy.yaml"
+    path.write_text(
+        "version: 1\nschedules:\n  - name: busy\n    when: {pressure: high}\n"
+        "    set: {pools.reserve: 16GiB, hot.max: 6}\n"
+    )
+    assert part(str(path))["schedules"][0]["set"] == {"pools.reserve": f"{2 << 30}B", "hot.max": 6}
+
+
+def test_a_policy_of_shares_is_the_same_on_a_part_and_any_on_the_whole() -> None:
+    plain, sized = choose_policy("policy"), choose_policy("policy,pools.offload.floor=20GiB")
+    assert policy_of_part(plain, Fraction(1, 8)) is plain
+    assert policy_of_part(sized, Fraction(1)) is sized
