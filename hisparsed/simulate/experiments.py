@@ -97,7 +97,7 @@ EXPERIMENTS = (
         (_engaged(70, 55), _ARRIVAL),
         ("--trace", _AGENTS, *_STEADY),
         users=(96, 128),
-        seeds=3,
+        seeds=2,
     ),
     Experiment(
         "tail",
@@ -151,7 +151,6 @@ EXPERIMENTS = (
         (ADAPTIVE, *_fixed(60, 70, 75, 80, 85, 90, 94, 95, 96, 97, 98)),
         ("--trace", _CHAT, *_SHORT),
         loads=(1.0,),
-        seeds=2,
         oracle=True,
     ),
     Experiment(
