@@ -154,6 +154,13 @@ EXPERIMENTS = (
         oracle=True,
     ),
     Experiment(
+        "chat-fits",
+        (ADAPTIVE, *_fixed(75, 85, 90, 95, 97)),
+        ("--trace", _CHAT, *_SHORT),
+        loads=(0.5,),
+        oracle=True,
+    ),
+    Experiment(
         "chat-load",
         ("stock", ADAPTIVE, _CEILING),
         ("--trace", _CHAT, *_SHORT),
