@@ -62,9 +62,9 @@ def load_policy(path: Path) -> CheckedPolicy:
     return check_policy(load_document(path, Policy))
 
 
-def parse_policy(text: str, name: str, node_check: NodeCheck = lambda _policy: ()) -> CheckedPolicy:
+def parse_policy(text: str, name: str) -> CheckedPolicy:
     """Check ``text`` whole; ``name`` is what errors call it. Raises ``ConfigError``."""
-    return check_policy(parse_document(text, name, Policy), (), node_check)
+    return check_policy(parse_document(text, name, Policy))
 
 
 def check_policy(

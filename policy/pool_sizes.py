@@ -14,7 +14,8 @@ from pydantic_core import PydanticCustomError
 from hisparsed.policy.units import ByteSize, Fraction, format_bytes, format_fraction
 
 
-def _size_or_share(value: object) -> str:
+def size_or_share(value: object) -> str:
+    """Which of ``"size"`` and ``"share"`` a value is, as written."""
     if isinstance(value, str):
         return "share" if value.strip().endswith("%") else "size"
     whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1
@@ -34,7 +35,7 @@ def _no_bare_percentage(value: object) -> object:
 
 PoolSize: TypeAlias = Annotated[
     Annotated[ByteSize, Tag("size")] | Annotated[Fraction, Tag("share")],
-    Discriminator(_size_or_share),
+    Discriminator(size_or_share),
     BeforeValidator(_no_bare_percentage),
 ]
 """``int`` bytes, or ``float`` share (0..1) of the host budget."""

@@ -18,35 +18,28 @@ from hisparsed.policy.units import (
 )
 
 
-def _auto_or_time(value: object) -> str:
-    return "auto" if value == "auto" else "time"
+def _auto_or(tag: str) -> Discriminator:
+    """Tells the word ``auto`` from a value, which is tagged ``tag``."""
+    return Discriminator(lambda value: "auto" if value == "auto" else tag)
 
 
 AutoDuration: TypeAlias = Annotated[
     Annotated[Literal["auto"], Tag("auto")] | Annotated[PositiveDuration, Tag("time")],
-    Discriminator(_auto_or_time),
+    _auto_or("time"),
 ]
 """``"auto"``, or seconds."""
 
 
-def _auto_or_number(value: object) -> str:
-    return "auto" if value == "auto" else "number"
-
-
 AutoMultiplier: TypeAlias = Annotated[
     Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(ge=1), Tag("number")],
-    Discriminator(_auto_or_number),
+    _auto_or("number"),
 ]
 """``"auto"``, or hot rows / top-k."""
 
 
-def _auto_or_share(value: object) -> str:
-    return "auto" if value == "auto" else "share"
-
-
 AutoFraction: TypeAlias = Annotated[
     Annotated[Literal["auto"], Tag("auto")] | Annotated[Fraction, Tag("share")],
-    Discriminator(_auto_or_share),
+    _auto_or("share"),
 ]
 """``"auto"``, or a share."""
 _RELEASED = 0.85

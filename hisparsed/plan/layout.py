@@ -64,6 +64,11 @@ def real_layout(node: NodeDescription, copies: int) -> Layout:
     return _layout(node, node.model.row_bytes, padded=True, copies=copies)
 
 
+def simulated_layout(node: NodeDescription) -> Layout:
+    """What a simulated node allocates: real rows, host memory without pages, one copy."""
+    return _layout(node, node.model.row_bytes, padded=False, copies=1)
+
+
 def stock_copies(node: NodeDescription) -> int:
     """Copies of the indexer that stock vLLM keeps with HiSparse: one a GPU."""
     return node.gpu.count

@@ -5,7 +5,7 @@ So a policy that is impossible on the node is refused before the first run. Impo
 
 from __future__ import annotations
 
-from hisparsed.plan.layout import real_layout
+from hisparsed.plan.layout import simulated_layout
 from hisparsed.plan.scaled import scaled_seqs, step_tokens
 from hisparsed.policy.signals import Geometry
 from hisparsed.simulate.scenario import Scenario
@@ -16,11 +16,8 @@ def expected_geometry(
 ) -> Geometry:
     """``host_budget`` is bytes of the whole node, ``lease_rows`` those of the largest lease."""
     node, scale = scenario.node, scenario.scale
-    model, tokens = node.model, node.engine.block_tokens
-    layout = real_layout(node, 1)
-    # Simulated host memory has no pages to fill up to.
-    host_block = model.layers * model.row_bytes * tokens
-    chunk = len(model.index_leaders()) * model.index_row_bytes * tokens
+    layout = simulated_layout(node)
+    tokens, host_block, chunk = layout.block_tokens, layout.host_block_bytes, layout.chunk_bytes
     return Geometry(
         block_tokens=tokens,
         host_block_bytes=host_block,
@@ -31,7 +28,7 @@ def expected_geometry(
         # vLLM keeps one block as its null block.
         budget_blocks=int(host_budget * scale) // host_block - 1,
         max_model_len=max_model_len,
-        topk=model.topk,
+        topk=layout.topk,
         decode_query_len=node.query_len,
         gpu_blocks_total=int(layout.gpu_blocks * scale),
         hot_block_rows=tokens,
@@ -39,6 +36,6 @@ def expected_geometry(
         max_lease_blocks=layout.pages(lease_rows),
         max_num_seqs=scaled_seqs(node, scale),
         row_bytes=host_block // tokens // layout.hot_groups,
-        min_lease_rows=model.topk,
+        min_lease_rows=layout.topk,
         max_step_tokens=step_tokens(node, scale),
     )

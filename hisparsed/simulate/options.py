@@ -116,10 +116,9 @@ def scenarios_of(options: SimulateOptions) -> list[Scenario]:
 def _check_whole(scenario: Scenario) -> None:
     """Half a session cannot be simulated, and rounding would show one number for two."""
     for one in scenario.traffic:
-        part = None if one.users is None else one.users * scenario.scale
-        if part is not None and part.denominator > 1:
-            users = scenario.users or DEFAULT_USERS
-            step = scenario.scale.denominator * max(1, users // (one.users or 1))
+        if one.users is not None and (one.users * scenario.scale).denominator > 1:
+            users = scenario.users or one.users
+            step = scenario.scale.denominator * (users // one.users)
             raise UserError(
                 f"--users: {users} at --scale {scenario.scale} is no whole number of simulated "
                 f"sessions; use a multiple of {step}"

@@ -6,12 +6,12 @@ Shares and times need nothing, and rates reach the policy as those of the whole 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import yaml
 
+from hisparsed.policy.pool_sizes import size_or_share
 from hisparsed.policy.units import parse_bytes
 from hisparsed.policy.yaml_tree import read_tree
 from hisparsed.simulate.policies import PolicyChoice
@@ -31,14 +31,13 @@ _COUNTS = {
 """Whole numbers; a part of one is rounded up."""
 
 
-def policy_of_part(policy: PolicyChoice, scale: Fraction) -> PolicyChoice:
-    """``policy`` for ``scale`` of the node; itself where it states nothing of that kind."""
+def policy_text_of_part(policy: PolicyChoice, scale: Fraction) -> str | None:
+    """The document for ``scale`` of the node; the same where it states nothing of that kind."""
     if policy.text is None or scale == 1:
-        return policy
+        return policy.text
     tree: dict[str, Any] = read_tree(policy.text, policy.name).value
-    if not _scale(tree, "", scale):
-        return policy
-    return replace(policy, text=yaml.safe_dump(tree, sort_keys=False))
+    changed = _scale(tree, "", scale)
+    return yaml.safe_dump(tree, sort_keys=False) if changed else policy.text
 
 
 def _scale(section: dict[str, Any], prefix: str, scale: Fraction) -> bool:
@@ -62,12 +61,6 @@ def _scale(section: dict[str, Any], prefix: str, scale: Fraction) -> bool:
 def _scaled(key: str, value: Any, scale: Fraction) -> Any:
     if key in _COUNTS and isinstance(value, int):
         return math.ceil(value * scale)
-    if key in _SIZES and _is_size(value):
+    if key in _SIZES and value is not None and size_or_share(value) == "size":
         return f"{math.floor(parse_bytes(value) * scale)}B"
     return value
-
-
-def _is_size(value: Any) -> bool:
-    if isinstance(value, str):
-        return not value.strip().endswith("%")
-    return isinstance(value, int) and value > 1

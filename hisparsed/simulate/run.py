@@ -19,7 +19,6 @@ from hisparsed.policy.reasons import Lever
 from hisparsed.simulate.control_side import ControlSide, LoopControl, StaticControl
 from hisparsed.simulate.driver import Driver
 from hisparsed.simulate.measures import Measures
-from hisparsed.simulate.part import policy_of_part
 from hisparsed.simulate.policies import PolicyChoice
 from hisparsed.simulate.scenario import Scenario
 from hisparsed.simulate.sizes import fitting_sizes
@@ -40,7 +39,6 @@ def run_policy(
     Raises ``UserError`` where the sizes do not fit, ``ConfigError`` for a wrong policy.
     """
     sizes, command = fitting_sizes(scenario, policy), None
-    policy = policy_of_part(policy, scenario.scale)
     if sizes.lent_blocks is not None:
         command = EngineCommand(offload_target_blocks=sizes.lent_blocks)
     options = SimulatedOptions(
@@ -65,11 +63,11 @@ def run_policy(
         raise UserError(f"--policy {policy.name}: vLLM cannot start this node: {error}") from error
     measures = Measures(scenario.warmup_s, scenario.duration_s)
     control: ControlSide
-    if policy.text is None:
+    if sizes.policy_text is None:
         control = StaticControl(node, command)
     else:
         path = work_folder / "policy.yaml"
-        path.write_text(policy.text)
+        path.write_text(sizes.policy_text)
         control = LoopControl(
             node,
             path,

@@ -12,14 +12,14 @@ from fractions import Fraction
 
 from hisparsed.engine.scratch import scratch_block_count
 from hisparsed.errors import UserError
-from hisparsed.plan.layout import real_layout, stock_copies
+from hisparsed.plan.layout import real_layout, simulated_layout, stock_copies
 from hisparsed.plan.scaled import scaled_seqs, step_tokens
-from hisparsed.policy.bounds import engine_multiplier, problems
+from hisparsed.policy.bounds import engine_multiplier, problems, vllm_multiplier
 from hisparsed.policy.document import ConfigError
-from hisparsed.policy.effective import parse_policy
+from hisparsed.policy.effective import CheckedPolicy, check_policy, parse_policy
 from hisparsed.policy.units import format_bytes
 from hisparsed.simulate.geometry import expected_geometry
-from hisparsed.simulate.part import policy_of_part
+from hisparsed.simulate.part import policy_text_of_part
 from hisparsed.simulate.policies import PolicyChoice
 from hisparsed.simulate.scenario import Scenario
 
@@ -39,40 +39,47 @@ class Sizes:
     host_budget: int
     lent_blocks: int | None = None
     """Host blocks that stock vLLM's offload pool gets; ``None`` where the policy says."""
+    policy_text: str | None = None
+    """The policy's document with the part's sizes and counts; ``None`` where nothing steers."""
 
 
 def fitting_sizes(scenario: Scenario, policy: PolicyChoice) -> Sizes:
     """Raises ``UserError`` where one call of the longest context does not fit, or the policy is
     impossible on this node."""
-    policy = policy_of_part(policy, scenario.scale)
+    text = policy_text_of_part(policy, scenario.scale)
+    checked = None if text is None else parse_policy(text, "the policy")
     longest = _max_model_len(scenario)
     budget = policy.store.host_budget or scenario.host_budget
     if not policy.hisparse:
         return _standard(scenario, policy, longest, budget)
-    rows = _lease_rows(scenario, policy, longest)
+    rows = _lease_rows(scenario, policy.name, checked, longest)
     layout = real_layout(scenario.node, 1)
+    host_block = simulated_layout(scenario.node).host_block_bytes
     needed = layout.pages(longest) + _HOST_SPARE_BLOCKS
-    if policy.text is not None:
+    if checked is not None:
         host_budget, lent, given = budget, None, 0
-        needed = _with_floors(policy.text, policy.name, needed, _host_block(scenario))
-        least = Fraction(needed * _host_block(scenario)) / scenario.scale
+        needed = _with_floors(checked, needed, host_block)
+        least = Fraction(needed * host_block) / scenario.scale
     else:
         host_budget, given = stock_sizes(scenario, policy, budget)
         lent = given
         # One more than needed, for what the scale rounds away.
         least = (needed + 1) * layout.host_block_bytes / scenario.scale
         least /= Fraction(policy.hisparse_share)
-    if _part(host_budget, scenario, _host_block(scenario)) - given < needed:
+    if _part(host_budget, scenario, host_block) - given < needed:
         what = f"one call of {longest} tokens"
         raise _host_error(scenario, policy, budget, least, what)
-    if policy.text is not None:
-        _check_policy(scenario, policy, policy.text, Sizes(longest, rows, host_budget))
-    return Sizes(longest, rows, host_budget, lent)
+    sizes = Sizes(longest, rows, host_budget, lent, text)
+    if checked is not None:
+        _check_on_node(scenario, policy, checked, sizes)
+    return sizes
 
 
-def _check_policy(scenario: Scenario, policy: PolicyChoice, text: str, sizes: Sizes) -> None:
-    copies = policy.store.copies or 1
-    most = _host_block(scenario) // _chunk(scenario)
+def _check_on_node(
+    scenario: Scenario, policy: PolicyChoice, checked: CheckedPolicy, sizes: Sizes
+) -> None:
+    copies, layout = policy.store.copies or 1, simulated_layout(scenario.node)
+    most = layout.host_block_bytes // layout.chunk_bytes
     if copies > most:
         raise UserError(
             f"--policy {policy.name}: copies: {copies} of a chunk do not fit a host block of this "
@@ -86,7 +93,7 @@ def _check_policy(scenario: Scenario, policy: PolicyChoice, text: str, sizes: Si
         copies=copies,
     )
     try:
-        parse_policy(text, "the policy", lambda variant: problems(variant, geometry))
+        check_policy(checked.loaded, (), lambda variant: problems(variant, geometry))
     except ConfigError as error:
         raise UserError(f"--policy {policy.name}: {error}") from None
 
@@ -117,13 +124,12 @@ def stock_sizes(scenario: Scenario, policy: PolicyChoice, budget: int) -> tuple[
     same number of blocks and chunks is put into one budget.
     """
     copies = policy.store.copies or stock_copies(scenario.node)
-    layout = real_layout(scenario.node, copies)
-    host_block = _host_block(scenario)
+    layout, simulated = real_layout(scenario.node, copies), simulated_layout(scenario.node)
     hisparse_bytes = int(budget * policy.hisparse_share)
     blocks = hisparse_bytes // layout.host_block_bytes
     chunks = (budget - hisparse_bytes) // (layout.chunk_bytes * layout.copies)
-    lent = math.ceil(chunks / (host_block // _chunk(scenario)))
-    return (blocks + lent) * host_block, int(lent * scenario.scale)
+    lent = math.ceil(chunks / (simulated.host_block_bytes // simulated.chunk_bytes))
+    return (blocks + lent) * simulated.host_block_bytes, int(lent * scenario.scale)
 
 
 def _max_model_len(scenario: Scenario) -> int:
@@ -139,14 +145,13 @@ def _max_model_len(scenario: Scenario) -> int:
     return longest
 
 
-def _lease_rows(scenario: Scenario, policy: PolicyChoice, longest: int) -> int:
+def _lease_rows(scenario: Scenario, name: str, checked: CheckedPolicy | None, longest: int) -> int:
     """The largest lease: the policy's, or vLLM's own; no more than the scaled node can admit."""
     node = scenario.node
     topk, query = node.model.topk, node.query_len
-    wanted = (query + 1) * topk
-    if policy.text is not None:
-        variants = parse_policy(policy.text, policy.name).variants.values()
-        wanted = math.ceil(max(engine_multiplier(one, query) for one in variants) * topk)
+    wanted = vllm_multiplier(query)
+    if checked is not None:
+        wanted = max(engine_multiplier(one, query) for one in checked.variants.values())
     least = query * topk
     layout = real_layout(node, 1)
     tokens = layout.block_tokens
@@ -162,18 +167,18 @@ def _lease_rows(scenario: Scenario, policy: PolicyChoice, longest: int) -> int:
     most = room // layout.hot_groups * tokens
     if most < least:
         raise UserError(
-            f"--policy {policy.name}: --scale: {scenario.scale} of this node's GPU memory cannot "
+            f"--policy {name}: --scale: {scenario.scale} of this node's GPU memory cannot "
             f"admit one call of {longest} tokens with {least} hot rows; use a larger scale or a "
             "smaller --max-model-len"
         )
     # vLLM takes no less than the worst step, though with scratch a lease may be smaller.
-    return max(least, min(wanted, most, MOST_LEASE_ROWS))
+    return max(least, min(math.ceil(wanted * topk), most, MOST_LEASE_ROWS))
 
 
-def _with_floors(text: str, name: str, needed: int, block_bytes: int) -> int:
+def _with_floors(checked: CheckedPolicy, needed: int, block_bytes: int) -> int:
     """Host blocks of both pools where HiSparse needs so many, in every variant of the policy."""
     found = needed
-    for variant in parse_policy(text, name).variants.values():
+    for variant in checked.variants.values():
         besides, share = 0, 0.0
         for size in (variant.pools.offload.floor, variant.pools.reserve):
             if isinstance(size, float):
@@ -183,18 +188,6 @@ def _with_floors(text: str, name: str, needed: int, block_bytes: int) -> int:
         # The schema leaves room for both; where it does not, the node says so.
         found = max(found, math.ceil((needed + besides) / max(0.01, 1 - share)))
     return found
-
-
-def _host_block(scenario: Scenario) -> int:
-    """Bytes of one simulated host block, which is not padded."""
-    node = scenario.node
-    return node.model.layers * node.model.row_bytes * node.engine.block_tokens
-
-
-def _chunk(scenario: Scenario) -> int:
-    """Bytes of one simulated copy of a block of indexer KV."""
-    model = scenario.node.model
-    return len(model.index_leaders()) * model.index_row_bytes * scenario.node.engine.block_tokens
 
 
 def _part(budget: int, scenario: Scenario, block_bytes: int) -> int:

@@ -18,7 +18,7 @@ from hisparsed.engine.simulated.vllm_config import SimulatedOptions
 from hisparsed.errors import UserError
 from hisparsed.policy.units import parse_bytes
 from hisparsed.simulate.geometry import expected_geometry
-from hisparsed.simulate.part import policy_of_part
+from hisparsed.simulate.part import policy_text_of_part
 from hisparsed.simulate.policies import PolicyChoice, choose_policy
 from hisparsed.simulate.run import run_policy
 from hisparsed.simulate.scenario import Scenario, Traffic
@@ -104,7 +104,7 @@ def test_the_geometry_that_policies_are_checked_on_is_the_engines(
 
 
 def part(spec: str) -> dict[str, Any]:
-    text = policy_of_part(choose_policy(spec), Fraction(1, 8)).text
+    text = policy_text_of_part(choose_policy(spec), Fraction(1, 8))
     assert text is not None
     tree: dict[str, Any] = yaml.safe_load(text)
     return tree
@@ -131,5 +131,5 @@ def test_a_part_gets_its_part_of_the_sizes_and_counts_in_a_policy(tmp_path: Path
 
 def test_a_policy_of_shares_is_the_same_on_a_part_and_any_on_the_whole() -> None:
     plain, sized = choose_policy("policy"), choose_policy("policy,pools.offload.floor=20GiB")
-    assert policy_of_part(plain, Fraction(1, 8)) is plain
-    assert policy_of_part(sized, Fraction(1)) is sized
+    assert policy_text_of_part(plain, Fraction(1, 8)) is plain.text
+    assert policy_text_of_part(sized, Fraction(1)) is sized.text
