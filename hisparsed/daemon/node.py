@@ -48,6 +48,7 @@ from hisparsed.daemon.start import StoppedWhileStarting
 from hisparsed.daemon.supervision import Outcome
 from hisparsed.daemon.supervisor import Supervisor, SupervisorParts
 from hisparsed.engine.context_limit import ContextLimit
+from hisparsed.engine.process_start import set_process_start
 from hisparsed.errors import UserError
 
 log = logging.getLogger("hisparsed.daemon")
@@ -74,6 +75,7 @@ def run_node(
     """
     from hisparsed.engine.launch import asked_multiplier, require_startable
 
+    set_process_start(os.environ)
     log.info("%s", detected.banner, extra={"event_id": NODE_KIND})
     source = PolicySource(config.policy, clock=time.monotonic, wall_clock=time.time)
     kind = detected.kind

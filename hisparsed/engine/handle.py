@@ -7,7 +7,6 @@ shows as a missed report rather than as a hung daemon.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from hisparsed.engine.messages import (
     EngineReport,
     RequestTable,
 )
-from hisparsed.engine.plugin import CONTROL_METHOD, LAUNCHED_ENV
+from hisparsed.engine.plugin import CONTROL_METHOD
 
 _CALL_TIMEOUT_S = 30.0
 """One engine step may be a long prefill; a call waits for the step to end."""
@@ -118,7 +117,6 @@ def start_engine(vllm_config: Any, llm_class: Any) -> EngineHandle:
     ``llm_class`` is vLLM's ``AsyncLLM`` or a subclass of it.
     Raises whatever vLLM raises when the engine cannot start; nothing is left running then.
     """
-    os.environ[LAUNCHED_ENV] = "1"
     llm = llm_class.from_vllm_config(vllm_config)
     return EngineHandle(llm, find_stat_logger(llm.logger_manager))
 

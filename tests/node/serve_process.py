@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +112,19 @@ class NodeFiles:
 class ServeProcess:
     """One running daemon. ``end`` it, or ``kill`` what is left of it: both leave nothing."""
 
-    def __init__(self, files: NodeFiles, **environment: str) -> None:
+    def __init__(
+        self,
+        files: NodeFiles,
+        *,
+        program: Sequence[str] = ("-m", "hisparsed"),
+        **environment: str,
+    ) -> None:
         self.files = files
         self.url = f"http://127.0.0.1:{files.port}"
         self._log_path = files.folder / f"node-{time.monotonic_ns()}.log"
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hisparsed", "serve", "--config", str(files.config_path)],
+                [sys.executable, *program, "serve", "--config", str(files.config_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

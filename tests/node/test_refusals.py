@@ -180,6 +180,19 @@ def test_a_control_socket_of_a_live_node_is_refused_and_goes_on_answering(
     assert node.status().lifecycle == "serving"
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_start_method_that_shares_too_much_is_refused(files: NodeFiles, method: str) -> None:
+    serve = ServeProcess(files, VLLM_WORKER_MULTIPROC_METHOD=method)
+    try:
+        assert serve.wait() == 2
+        message = f"hisparsed: VLLM_WORKER_MULTIPROC_METHOD: {method!r} starts no engine"
+        assert message in serve.log()
+        assert "unset it, or set it to spawn" in serve.log_end()
+        assert not files.state_dir.exists()
+    finally:
+        serve.kill()
+
+
 def test_a_replay_of_a_missing_trace_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "none.jsonl"
     message = message_of(hisparsed("replay", "--trace", str(trace), "--dry-run"))

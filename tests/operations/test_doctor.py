@@ -85,6 +85,17 @@ def test_a_policy_that_would_end_the_start_is_told(
         visit(document, list, fix=False)
 
 
+def test_a_start_method_that_the_start_refuses_is_told(
+    document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD", raising=False)
+    assert look(document)["engine"].severity is Severity.OK
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    found = look(document)["engine"]
+    assert found.severity is Severity.FATAL
+    assert "VLLM_WORKER_MULTIPROC_METHOD: 'fork'" in found.what
+
+
 def test_a_leak_is_told_and_swept_on_request(document: Path, shm: Path) -> None:
     leak = shm / "vllm_offload_a.mmap"
     leak.write_bytes(b"x" * 8192)
