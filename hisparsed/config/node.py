@@ -238,5 +238,9 @@ def _key_problems(loaded: Loaded[NodeConfig]) -> list[Problem]:
 
 
 def read_api_keys(path: Path) -> list[str]:
-    """The keys in a key file, one a line, blank lines left out. Raises ``OSError``."""
-    return [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    """The keys in a key file, one a line; blank lines and lines that begin with ``#`` are none.
+
+    Raises ``OSError``, and ``UnicodeDecodeError`` for what is not UTF-8.
+    """
+    lines = (line.strip() for line in path.read_text("utf-8-sig").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]

@@ -60,7 +60,6 @@ class Surroundings:
     gate: Gate
     context: ContextLimit
     kind: NodeKind
-    api_keys: tuple[str, ...]
     folder: Path
     """For the files of engines while they live."""
     hang_after_s: float | None
@@ -139,7 +138,6 @@ class EngineLife:
         self.app = await build_openai_app(
             handle.llm,
             self._frontend,
-            api_keys=list(around.api_keys),
             served_names=served_names(self._values.config, around.kind),
         )
         # vLLM's error handlers stop the server through this when they find the engine dead.

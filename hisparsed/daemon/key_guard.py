@@ -1,7 +1,7 @@
 """Asks for an API key on every path but those that say whether the node is well.
 
-An ASGI middleware in front of the gate, so that who has no key holds no place in it. vLLM's own
-check guards `/v1` alone, and its application answers calls elsewhere too (`/invocations`).
+An ASGI middleware in front of the gate, so that who has no key holds no place in it. It is the only
+check: vLLM's own knows bearer tokens alone, and leaves out `/invocations`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from hashlib import sha256
 from hmac import compare_digest
+from pathlib import Path
 from typing import Any
 
+from hisparsed.config.node import read_api_keys
 from hisparsed.daemon.error_form import ErrorForm, form_of
 from hisparsed.daemon.gate import MAX_BODY_BYTES
 from hisparsed.daemon.refusal import Refusal, answer
@@ -21,6 +23,21 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/metrics", "/version", "/load"})
+
+
+KEY_ENV = "VLLM_API_KEY"
+"""vLLM's own way to name the one key."""
+
+
+def keys_of(key_file: Path | None, environ: MutableMapping[str, str]) -> tuple[str, ...]:
+    """The keys that clients may send: those of the file, else the one in ``environ``.
+
+    Takes that out, because vLLM would put its own check behind this one. Raises ``OSError``.
+    """
+    own = environ.pop(KEY_ENV, "").strip()
+    if key_file is not None:
+        return tuple(read_api_keys(key_file))
+    return (own,) if own else ()
 
 
 class KeyGuard:
@@ -52,13 +69,21 @@ class KeyGuard:
 
     def _has_key(self, scope: Scope) -> bool:
         headers = dict(scope["headers"])
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        given = [key] if scheme.lower() == b"bearer" else []
+        words = headers.get(b"authorization", b"").split(maxsplit=1)
+        given = words[1:] if words and words[0].lower() == b"bearer" else []
         if form_of(scope["path"]) is ErrorForm.ANTHROPIC and b"x-api-key" in headers:
             given.append(headers[b"x-api-key"])
         # All are compared, so the time does not say which one came near.
-        digests = [sha256(one.strip()).digest() for one in given]
+        digests = [sha256(_text(one).strip().encode()).digest() for one in given]
         return sum(compare_digest(one, known) for one in digests for known in self._digests) > 0
+
+
+def _text(header: bytes) -> str:
+    """Clients send what is not ASCII in either encoding."""
+    try:
+        return header.decode()
+    except UnicodeDecodeError:
+        return header.decode("latin-1")
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hisparsed.config.kind import DetectedKind, NodeKind
-from hisparsed.config.node import NodeConfig, read_api_keys
+from hisparsed.config.node import NodeConfig
 from hisparsed.control.doctor_watch import Doctor
 from hisparsed.control.file_watch import watch_files
 from hisparsed.control.http_limits import Connections
@@ -31,6 +31,7 @@ from hisparsed.daemon.engine_slot import EngineSlot
 from hisparsed.daemon.engine_values import EngineValues, multiplier_key
 from hisparsed.daemon.gate import Gate
 from hisparsed.daemon.gpus import tell_of_gpus, watched_gpus
+from hisparsed.daemon.key_guard import keys_of
 from hisparsed.daemon.listen import bind_tcp, state_dir_held
 from hisparsed.daemon.logs import watched_logs
 from hisparsed.daemon.metrics_page import (
@@ -194,14 +195,12 @@ class RunningNode:
             unready=parts.board.unready,
         )
         parts.metrics.registry.register(GateCollector(self._gate, context))
-        key_file = config.api.api_key_file
-        self._keys = read_api_keys(key_file) if key_file is not None else []
+        self._keys = keys_of(config.api.api_key_file, os.environ)
         around = Surroundings(
             parts,
             self._gate,
             context,
             kind,
-            tuple(self._keys),
             folder,
             config.supervision.hang_after,
             sets_worker_stop=WORKER_STOP_ENV not in os.environ,

@@ -22,12 +22,10 @@ def preload() -> None:
     import_module("vllm.entrypoints.launchers.app")
 
 
-async def build_openai_app(
-    llm: Any, arguments: Any, *, api_keys: list[str], served_names: Sequence[str]
-) -> Any:
+async def build_openai_app(llm: Any, arguments: Any, *, served_names: Sequence[str]) -> Any:
     """The FastAPI application with its state. ``llm`` is an ``AsyncLLM``.
 
-    ``arguments`` are ``frontend_arguments``'. ``api_keys`` are required of clients when not empty.
+    ``arguments`` are ``frontend_arguments``'. It asks for no key; the daemon's guard does.
     Clients may ask for any of ``served_names``; answers and metrics have the first.
     """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -39,7 +37,6 @@ async def build_openai_app(
     args.served_model_name = list(served_names)
     # The engine's, so that engine and application read reasoning with the same parser.
     args.structured_outputs_config = llm.vllm_config.structured_outputs_config
-    args.api_key = api_keys or None
     tasks = await llm.get_supported_tasks()
     app = build_app(args, tasks, llm.model_config)
     await init_app_state(llm, app.state, args, tasks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hmac import compare_digest
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from starlette.routing import Route
 
 from hisparsed.daemon import key_guard
 from hisparsed.daemon.gate import MAX_BODY_BYTES
-from hisparsed.daemon.key_guard import OPEN_PATHS, KeyGuard
+from hisparsed.daemon.key_guard import OPEN_PATHS, KeyGuard, keys_of
 
 
 def client(*keys: str) -> httpx.AsyncClient:
@@ -44,7 +45,40 @@ async def test_a_wrong_key_is_no_key(header: str) -> None:
     assert answer.status_code == 401
 
 
-@pytest.mark.parametrize("header", ["Bearer one", "bearer two"])
+@pytest.mark.parametrize("header", ["", " ", "Bearer ", "Bearer  ", "Basic"])
+async def test_an_empty_header_is_no_key(header: str) -> None:
+    answer = await client("one").get("/v1/models", headers={"Authorization": header})
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+async def test_a_key_may_have_other_letters_than_ascii(encoding: str) -> None:
+    headers = {b"authorization": b"Bearer  " + "schl\u00fcssel".encode(encoding)}
+    http = client("schl\u00fcssel")
+    assert (await http.get("/v1/models", headers=headers)).status_code == 200
+    headers = {b"x-api-key": "schl\u00fcssel".encode(encoding)}
+    assert (await http.post("/v1/messages", headers=headers)).status_code == 200
+
+
+def test_a_key_file_may_have_a_byte_order_mark_and_comments(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one\n# of the second team\n\n  two  \r\n#three\n", encoding="utf-8-sig")
+    environ = {"VLLM_API_KEY": "four"}
+    assert keys_of(path, environ) == ("one", "two")
+    assert environ == {}, "or vLLM would ask for it too"
+
+
+@pytest.mark.parametrize(("value", "keys"), [("one", ("one",)), ("", ())])
+def test_vllms_own_variable_is_the_key_where_there_is_no_file(
+    value: str, keys: tuple[str, ...]
+) -> None:
+    environ = {"VLLM_API_KEY": value}
+    assert keys_of(None, environ) == keys
+    assert environ == {}
+    assert keys_of(None, environ) == ()
+
+
+@pytest.mark.parametrize("header", ["Bearer one", "bearer two", "Bearer   two ", "BEARER\tone"])
 async def test_each_key_opens_every_path(header: str) -> None:
     answer = await client("one", "two").post("/invocations", headers={"Authorization": header})
     assert answer.json() == {"path": "/invocations"}

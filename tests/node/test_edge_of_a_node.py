@@ -20,6 +20,9 @@ from streaming import CHAT, COMPLETIONS, call, complete, stream
 pytestmark = pytest.mark.engine
 
 KEY = "a-key-of-this-test-alone"
+ACCENTED = "schl\u00fcssel"
+COMMENT = "# keys of this test"
+OTHER_KEY = "vllms-own-variable"
 MARKER = "zanzibarqx"
 """Part of each prompt, and of nothing else."""
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -43,12 +46,13 @@ def edge(
         log={"level": "debug", "format": "json"},
     )
     key_file = files.folder / "keys"
-    key_file.write_text(f"{KEY}\n", encoding="utf-8")
+    key_file.write_text(f"{KEY}\n{COMMENT}\n{ACCENTED}\n", encoding="utf-8-sig")
     key_file.chmod(0o640)
     files.document["api"]["api_key_file"] = str(key_file)
     files.write_config()
     served = ServeProcess(
         files,
+        VLLM_API_KEY=OTHER_KEY,
         VLLM_SERVER_DEV_MODE="1",
         VLLM_DEBUG_LOG_API_SERVER_RESPONSE="true",
         OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="http/protobuf",
@@ -217,6 +221,46 @@ def test_the_key_is_asked_for_on_all_paths_but_those_about_health(edge: ServePro
         for path in ("/v1/models", "/docs", "/openapi.json", "/tokenize", "/collective_rpc", "/x"):
             assert stranger.get(path).status_code == 401, path
     assert edge.http.get("/openapi.json").status_code == 200
+
+
+MESSAGE = {
+    "model": "hisparsed-reference",
+    "messages": [{"role": "user", "content": "a"}],
+    "max_tokens": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-api-key", KEY.encode()),
+        ("x-api-key", ACCENTED.encode()),
+        ("authorization", b"Bearer " + KEY.encode()),
+        ("authorization", b"bearer  \t" + KEY.encode()),
+        ("authorization", b"Bearer " + ACCENTED.encode()),
+        ("authorization", b"Bearer " + ACCENTED.encode("latin-1")),
+    ],
+)
+def test_a_key_opens_the_whole_node(edge: ServeProcess, name: str, value: bytes) -> None:
+    with httpx.Client(base_url=edge.url, headers={name.encode(): value}) as http:
+        answer = http.post("/v1/messages", json=MESSAGE, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["type"] == "message"
+        if name == "authorization":
+            assert http.get("/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("key", ["another", COMMENT, OTHER_KEY])
+def test_what_is_no_key_is_refused_in_the_form_of_the_api(edge: ServeProcess, key: str) -> None:
+    with httpx.Client(base_url=edge.url, headers={"x-api-key": key}) as http:
+        answer = http.post("/v1/messages", json=MESSAGE)
+        assert answer.status_code == 401
+        assert answer.json()["type"] == "error"
+        assert answer.json()["error"]["type"] == "authentication_error"
+    with httpx.Client(base_url=edge.url, headers={"authorization": f"Bearer {key}"}) as http:
+        answer = http.post(COMPLETIONS, json=call("a", 2))
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == 401
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/embeddings", "/v1/messages/count_tokens"])
