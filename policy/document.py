@@ -15,7 +15,14 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from hisparsed.policy.problems import ConfigError, KeyPath, Problem, key_text, refuse
+from hisparsed.policy.problems import (
+    ConfigError,
+    KeyPath,
+    Problem,
+    key_text,
+    printable,
+    refuse,
+)
 from hisparsed.policy.validation_problems import locate, problems_of
 from hisparsed.policy.yaml_tree import MAX_BYTES, Position, read_tree
 
@@ -86,7 +93,7 @@ def load_document(path: Path, model: type[M]) -> Loaded[M]:
 
     Raises ``ConfigError`` with all problems in line order, also where there is no such file.
     """
-    name = str(path)
+    name = printable(str(path))
     try:
         data = read_document(path)
     except FileNotFoundError:

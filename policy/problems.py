@@ -16,6 +16,11 @@ _SHOWN_CHARACTERS = 60
 _LINE_CHARACTERS = 100
 
 
+def printable(text: str) -> str:
+    """``text`` with halves of characters (lone surrogates) escaped: UTF-8 does not take them."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def shown(value: object) -> str:
     """A value as it looks in a document, on one line and cut where it is long."""
     text = json.dumps(value, ensure_ascii=False, default=str)

@@ -4,7 +4,6 @@ For configuration models (annotated types) and for every sentence an operator re
 number is in the base unit: bytes, seconds, share of one. Not for token or block counts.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
@@ -29,6 +28,8 @@ _TIME_UNITS: Final = {
     "s": Decimal(1),
     "ms": Decimal("0.001"),
 }
+MAX_SECONDS: Final = 3650 * 86_400.0
+_TIME_RANGE: Final = "times go from 0 to 3650d"
 _TIME_HINT: Final = "write a time such as 30s, 250ms, 5m or 1h30m"
 
 _NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?"
@@ -94,9 +95,7 @@ def parse_duration(value: object) -> float:
     Raises ``PydanticCustomError``, a ``ValueError``, that says what would be right.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not (value >= 0 and math.isfinite(value)):
-            raise refuse("duration", f"{shown(value)} is out of range", hint=_TIME_HINT)
-        return float(value)
+        return _checked_seconds(value, value)
     if not isinstance(value, str):
         raise refuse("duration", f"{shown(value)} is not a time", hint=_TIME_HINT)
     match = _TIME.fullmatch(value)
@@ -107,10 +106,13 @@ def parse_duration(value: object) -> float:
         (Decimal(number) * _TIME_UNITS[unit] for unit, number in parts.items() if number),
         Decimal(0),
     )
-    result = float(seconds)
-    if not math.isfinite(result):
-        raise refuse("duration", f"{shown(value)} is out of range", hint=_TIME_HINT)
-    return result
+    return _checked_seconds(seconds, value)
+
+
+def _checked_seconds(seconds: float | Decimal, value: object) -> float:
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise refuse("duration", f"{shown(value)} is out of range", hint=_TIME_RANGE)
+    return float(seconds)
 
 
 def _time_hint(value: str) -> str:
@@ -213,9 +215,9 @@ ByteSize = Annotated[
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
-    _as_json_schema(_TIME_PATTERN, {"type": "number", "minimum": 0}),
+    _as_json_schema(_TIME_PATTERN, {"type": "number", "minimum": 0, "maximum": MAX_SECONDS}),
 ]
-"""Seconds, 0 or more."""
+"""Seconds, 0 to ten years."""
 Fraction = Annotated[
     float,
     BeforeValidator(parse_fraction),

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 import yaml
 from yaml.events import AliasEvent
 
-from hisparsed.policy.problems import ConfigError, KeyPath, Problem, shown
+from hisparsed.policy.problems import ConfigError, KeyPath, Problem, printable, shown
 
 MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 32
@@ -142,7 +142,8 @@ def _place(mark: Any) -> tuple[int, int]:
 
 
 def _stop(name: str, text: str, line: int, column: int, message: str, hint: str = "") -> NoReturn:
-    raise ConfigError((Problem(name, line, column, (), "", message, hint),), text) from None
+    one_for_one = text.encode("utf-8", "replace").decode("utf-8")
+    raise ConfigError((Problem(name, line, column, (), "", message, hint),), one_for_one) from None
 
 
 class _Builder:
@@ -182,6 +183,7 @@ class _Builder:
                 what = shown(key) if isinstance(key, str) else "a list or a section"
                 self._note(key_node, path, f"{what} cannot be a key", "write keys as text")
                 continue
+            key = self._whole(key_node, key, path)
             if key in result:
                 first = self._tree.positions[(*path, key)].line
                 hint = f"it is on line {first} already; remove one of them"
@@ -205,7 +207,7 @@ class _Builder:
         text: str = node.value
         kind = node.tag.removeprefix(_TAG)
         if kind == "str":
-            return text
+            return self._whole(node, text, path)
         pattern = _SCALARS.get(kind)
         if pattern is None or pattern.fullmatch(text) is None:
             return self._refuse_tag(node, path)
@@ -217,6 +219,14 @@ class _Builder:
             self._note(node, path, f"{shown(text)} has too many digits", "write a shorter number")
             return 0
         return int(text) if kind == "int" else float(text)
+
+    def _whole(self, node: yaml.Node, text: str, path: KeyPath) -> str:
+        """``text``, which an escape such as `"\\ud800"` can give half of a character."""
+        found = printable(text)
+        if found != text:
+            hint = "write both halves of the pair, or leave the character out"
+            self._note(node, path, f"{shown(found)} has half of a character", hint)
+        return found
 
     def _refuse_tag(self, node: yaml.Node, path: KeyPath) -> None:
         tag = node.tag.replace(_TAG, "!!")

@@ -102,12 +102,11 @@ class CanaryWatch:
             self._schedule.ran(self._clock())
             try:
                 verdict = await self._ask(settings, last.report.geometry)
+                await self._judge(verdict, trigger, settings, actor)
             except EngineGone:
                 return
             except Exception as error:
                 self._note_failure(error)
-                return
-            await self._judge(verdict, trigger, settings, actor)
 
     async def close(self) -> None:
         """End a round that is under way."""
@@ -198,8 +197,10 @@ class CanaryWatch:
         )
         try:
             path = await asyncio.to_thread(save_evidence, self._state_dir, document)
-        except OSError as error:
-            return f"The evidence could not be written: {error.strerror or error}."
+        except Exception as error:
+            # Whatever it is, the mismatch is to be told.
+            why = getattr(error, "strerror", None) or error
+            return f"The evidence could not be written: {why}."
         self._evidence = str(path)
         return f"Evidence: {path}."
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hisparsed.control.broadcast import Broadcast, Message
 from hisparsed.control.journal import Journal
 from hisparsed.control.records import EventKind, EventRecord, view_event
+from hisparsed.policy.problems import printable
 
 log = logging.getLogger("hisparsed.control")
 
@@ -18,6 +19,7 @@ _WARN = frozenset(
         EventKind.VALUE_DROPPED,
         EventKind.REPORT_FAILED,
         EventKind.TICK_FAILED,
+        EventKind.TASK_FAILED,
         EventKind.CANARY_FAILED,
         EventKind.CONTROL_SOCKET_LOST,
         EventKind.CONTROL_SOCKET_BACK,
@@ -54,6 +56,7 @@ class Announcer:
 
     def event(self, kind: EventKind, sentence: str, *, actor: str = DAEMON) -> None:
         """``sentence`` is for people; several lines are allowed."""
+        sentence, actor = printable(sentence), printable(actor)
         record = EventRecord(
             self._journal.next_sequence(), self._wall_clock(), kind, actor, sentence
         )

@@ -17,6 +17,7 @@ from hisparsed.control.policy_source import PolicySource
 from hisparsed.control.policy_views import schedule_statuses
 from hisparsed.control.records import TickRecord, view_tick
 from hisparsed.control.status import (
+    BackgroundStatus,
     CanaryStatus,
     JournalStatus,
     Lifecycle,
@@ -80,6 +81,7 @@ class Board:
         self.doctor: Callable[[], DoctorStatus] | None = None
         self.engine: Callable[[], EngineLifeStatus] | None = None
         self.gpus: Callable[[], GpusStatus | None] | None = None
+        self.background: Callable[[], list[BackgroundStatus]] = list
         self.not_kept: Callable[[], list[str]] = list
         """Files of the state folder that cannot be written, and why."""
         self._source = source
@@ -92,13 +94,25 @@ class Board:
         self._said: tuple[str, float] | None = None
 
     def show(self, outcome: TickOutcome) -> None:
-        """Take in a finished tick and tell the listeners."""
+        """Take in a finished tick and tell the listeners.
+
+        Raises what a watcher raised, when all have had the tick.
+        """
         self._last = outcome
         record = outcome.record
         if record.sentence is not None:
             self._said = (record.sentence, record.at_unix_s)
+        failed: Exception | None = None
         for watch in self.watchers:
-            watch(outcome)
+            try:
+                watch(outcome)
+            except Exception as error:
+                failed = failed or error
+        self._send(record)
+        if failed is not None:
+            raise failed
+
+    def _send(self, record: TickRecord) -> None:
         if not self._broadcast.listeners:
             return
         notable = [view.model_dump_json() for view in view_tick(record) if view.notable]
@@ -185,6 +199,7 @@ class Board:
             engine=None if self.engine is None else self.engine(),
             gpus=None if self.gpus is None else self.gpus(),
             not_kept=self.not_kept(),
+            background=self.background(),
         )
 
     def _observed(self, last: TickOutcome) -> Observed:

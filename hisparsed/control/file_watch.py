@@ -46,6 +46,14 @@ def fingerprint(path: Path) -> str:
         return type(error).__name__
 
 
+def unexpected(error: Exception) -> str:
+    """What a rejection says of a document that the daemon itself fails on."""
+    return (
+        f"it cannot be judged ({type(error).__name__}: {error}). This is a mistake in the daemon: "
+        "please report it with the document."
+    )
+
+
 def folders_of(files: Sequence[Watched]) -> dict[Path, tuple[int, int]]:
     """Where each file's name stands, and where the file itself is when the name is a link.
 

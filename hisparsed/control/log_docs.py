@@ -32,6 +32,7 @@ KINDS: Final = {
     EventKind.REPORT_FAILED: "the engine did not report",
     EventKind.REPORT_BACK: "it reports again",
     EventKind.TICK_FAILED: "a mistake of the daemon ended a tick",
+    EventKind.TASK_FAILED: "one ended what goes on beside the ticks, which begins again",
     EventKind.LEDGER_VIOLATION: "the host ledger is not sound; all levers are frozen",
     EventKind.LEDGER_SOUND: "a check of the whole ledger found nothing",
     EventKind.CANARY_RECORDED: "the canary's first answer, with which others are compared",

@@ -14,6 +14,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from hisparsed.policy.problems import printable
+
 Source = Literal["daemon", "engine"]
 
 RING_LINES = 2_000
@@ -51,7 +53,7 @@ class LogRing:
             source=source,
             level=level,
             logger=logger,
-            text=text[:LONGEST_TEXT],
+            text=printable(text[:LONGEST_TEXT]),
         )
         self._lines.append(line)
         self._new.append(line)

@@ -63,6 +63,30 @@ _WORDED: Final = (
         "Tick %d failed.",
     ),
     LogEvent(
+        "task-traceback",
+        "error",
+        "of the event `task-failed`",
+        "The %s failed.",
+    ),
+    LogEvent(
+        "document-not-judged",
+        "error",
+        "a mistake of the daemon, with its traceback; the document is rejected",
+        "%s cannot be judged.",
+    ),
+    LogEvent(
+        "held-calls-not-judged",
+        "error",
+        "a mistake of the daemon, with its traceback",
+        "Calls that are held back cannot be judged; they are refused.",
+    ),
+    LogEvent(
+        "gpus-not-read",
+        "error",
+        "a mistake of the daemon, with its traceback; said once, the reading's age grows",
+        "The GPUs cannot be read.",
+    ),
+    LogEvent(
         "targets-unreadable",
         "warning",
         "the policy's start counts",

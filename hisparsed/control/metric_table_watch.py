@@ -18,6 +18,19 @@ WATCH_METRICS: tuple[Metric, ...] = (
         lambda s: [((), not s.not_kept)],
     ),
     Metric(
+        "hisparsed_background_running",
+        "1 while a task beside the ticks goes on, 0 until it begins again.",
+        lambda s: [((one.name,), one.running) for one in s.background],
+        ("task",),
+    ),
+    Metric(
+        "hisparsed_background_failures_total",
+        "Times that a mistake of the daemon ended such a task.",
+        lambda s: [((one.name,), one.failures_total) for one in s.background],
+        ("task",),
+        is_counter=True,
+    ),
+    Metric(
         "hisparsed_canary_state",
         "1 for the state of the node's own request whose answer must never change.",
         canary_state,

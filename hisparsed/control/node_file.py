@@ -7,16 +7,19 @@ restart would fail.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from hisparsed.config.node import NodeConfig
 from hisparsed.control.announce import Announcer
-from hisparsed.control.file_watch import fingerprint
+from hisparsed.control.file_watch import fingerprint, unexpected
 from hisparsed.control.records import EventKind
 from hisparsed.policy.document import ConfigError
 from hisparsed.policy.keys import leaves
 from hisparsed.policy.restart import PendingRestart
+
+log = logging.getLogger("hisparsed.control")
 
 
 class NodeFile:
@@ -61,6 +64,11 @@ class NodeFile:
             pending = differences(self._running, self._load(self._path))
         except ConfigError as error:
             said = f"{self._path} has changed, and a restart would fail: {error}"
+            self._announcer.event(EventKind.PENDING_RESTART, said)
+            return
+        except Exception as error:
+            log.exception("%s cannot be judged.", self._path)
+            said = f"{self._path} has changed, and a restart would fail: {unexpected(error)}"
             self._announcer.event(EventKind.PENDING_RESTART, said)
             return
         if pending != self._pending:

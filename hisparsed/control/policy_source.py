@@ -6,13 +6,14 @@ control loop takes what is in force at its next tick. Watches no files and annou
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from hisparsed.control.clock_jump import ClockJump
-from hisparsed.control.file_watch import fingerprint
+from hisparsed.control.file_watch import fingerprint, unexpected
 from hisparsed.control.override_file import OverrideFile
 from hisparsed.errors import UserError
 from hisparsed.policy.bounds import (
@@ -27,10 +28,13 @@ from hisparsed.policy.document import ConfigError, Loaded, Problem, load_documen
 from hisparsed.policy.effective import CheckedPolicy, Effective, check_policy, load_policy
 from hisparsed.policy.override import Override
 from hisparsed.policy.pressure import pressure_now
+from hisparsed.policy.problems import printable
 from hisparsed.policy.restart import PendingRestart
 from hisparsed.policy.schedules import Pressure
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Geometry, Snapshot
+
+log = logging.getLogger("hisparsed.control")
 
 _ROUNDING = 1e-9
 
@@ -219,15 +223,22 @@ class PolicySource:
             loaded = load_document(self._path, Policy)
             check_policy(loaded, (), self._node_problems)
         except ConfigError as error:
-            self.reload_failures += 1
-            self.rejection = Rejection(self._wall_clock(), error.render(), actor)
-            return Reload(ReloadOutcome.REJECTED, self._active, error.render())
+            return self._reject(error.render(), actor)
+        except Exception as error:
+            log.exception("%s cannot be judged.", self._path)
+            return self._reject(f"{self._path}: {unexpected(error)}", actor)
         self.rejection = None
         if loaded.content_hash == self._active.content_hash:
             return Reload(ReloadOutcome.UNCHANGED, self._active)
         self._active = self._activate(loaded, self._active.generation + 1)
         dropped = self._put(loaded, self.overrides)
         return Reload(ReloadOutcome.LOADED, self._active, dropped=dropped)
+
+    def _reject(self, why: str, actor: str) -> Reload:
+        why = printable(why)
+        self.reload_failures += 1
+        self.rejection = Rejection(self._wall_clock(), why, actor)
+        return Reload(ReloadOutcome.REJECTED, self._active, why)
 
     def set(self, override: Override) -> None:
         """Put a value above the document, in place of an earlier one for the key.

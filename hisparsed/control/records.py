@@ -89,6 +89,7 @@ class EventKind(StrEnum):
     REPORT_FAILED = "report-failed"
     REPORT_BACK = "report-back"
     TICK_FAILED = "tick-failed"
+    TASK_FAILED = "task-failed"
     LEDGER_VIOLATION = "ledger-violation"
     LEDGER_SOUND = "ledger-sound"
     CANARY_RECORDED = "canary-recorded"

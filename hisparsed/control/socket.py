@@ -111,14 +111,14 @@ class ControlServer:
             if self._is_there():
                 continue
             try:
-                listener = self._bind()
-            except UserError as error:
+                await server.listen_on(self._bind())
+            except Exception as error:
+                self._identity = None  # or one that nobody listens on would pass for ours
                 if not self._lost:
                     self._lost = True
                     sentence = f"The control socket was removed, and cannot be made anew: {error}"
                     self._tell(EventKind.CONTROL_SOCKET_LOST, sentence)
                 continue
-            await server.listen_on(listener)
             self._lost = False
             sentence = f"The control socket {self._path} had been removed; it is there again."
             self._tell(EventKind.CONTROL_SOCKET_BACK, sentence)

@@ -314,6 +314,16 @@ class Observed(_Part):
     serving: ServingStatus
 
 
+class BackgroundStatus(_Part):
+    """One task of the daemon, such as the file watch."""
+
+    name: str
+    running: bool = True
+    """Whether it goes on now; else it begins again soon."""
+    failures_total: int = 0
+    """Times that a mistake of the daemon ended it."""
+
+
 class Status(_Part):
     schema_version: int = 1
     at_unix_s: float
@@ -340,3 +350,5 @@ class Status(_Part):
     """As NVML tells; ``None`` on other than CUDA nodes, and before the first reading."""
     not_kept: list[str] = []
     """Small files of the state folder that cannot be written now, each with the reason."""
+    background: list[BackgroundStatus] = []
+    """What goes on beside the ticks for as long as the daemon."""

@@ -33,13 +33,10 @@ def watched_gpus(kind: NodeKind, board: Board) -> Iterator[None]:
 
 
 async def tell_of_gpus(board: Board, announcer: Announcer, *, every_s: float = EVERY_S) -> None:
-    """Until cancelled, also while no engine runs: a lost GPU is what ends one. Returns at once
-    where no GPUs are watched."""
-    read = board.gpus
-    if read is None:
-        return
+    """Until cancelled, also while no engine runs: a lost GPU is what ends one."""
     events = GpuEvents()
     while True:
-        for kind, sentence in events.news(read(), time.monotonic()):
+        seen = board.gpus() if board.gpus is not None else None
+        for kind, sentence in events.news(seen, time.monotonic()):
             announcer.event(kind, sentence)
         await asyncio.sleep(every_s)

@@ -18,6 +18,7 @@ from typing import Any
 
 from hisparsed.config.kind import DetectedKind, NodeKind
 from hisparsed.config.node import NodeConfig
+from hisparsed.control.background import Work
 from hisparsed.control.doctor_watch import Doctor
 from hisparsed.control.file_watch import watch_files
 from hisparsed.control.http_limits import Connections
@@ -240,21 +241,23 @@ class RunningNode:
             asyncio.create_task(server.serve(sockets=[listener])) for server, listener in servers
         ]
         supervising = asyncio.create_task(self._supervisor.run())
-        watching = [
-            asyncio.create_task(watch_files(self._parts.watched)),
-            asyncio.create_task(tell_of_gpus(self._parts.board, self._parts.announcer)),
-        ]
+        self._begin_background()
         try:
             return await self._until_ended(supervising, serving)
         finally:
-            for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
+            await self._parts.background.end()
             for server, _ in servers:
                 server.should_exit = True
             _, hanging = await asyncio.wait(serving, timeout=_SERVER_STOP_S)
             for task in hanging:
                 task.cancel()
+
+    def _begin_background(self) -> None:
+        parts = self._parts
+        works: dict[str, Work] = {"file watch": lambda: watch_files(parts.watched)}
+        if self._kind == "cuda":
+            works["GPU watch"] = lambda: tell_of_gpus(parts.board, parts.announcer)
+        parts.background.begin(works)
 
     async def _until_ended(
         self, supervising: asyncio.Task[Outcome], serving: list[asyncio.Task[None]]

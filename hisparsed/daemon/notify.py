@@ -114,7 +114,7 @@ class ServiceManager:
     def _tell(self, **fields: str) -> None:
         lines = [f"{name}={value}" for name, value in fields.items()]
         try:
-            self._send("\n".join(lines).encode())
+            self._send("\n".join(lines).encode("utf-8", "backslashreplace"))
         except OSError as error:
             log.debug("The service manager cannot be told %s: %s", lines[0], error)
 

@@ -27,6 +27,7 @@ from hisparsed.control.api import ControlApi
 from hisparsed.control.api_doctor import DoctorApi
 from hisparsed.control.api_engine import EngineApi
 from hisparsed.control.api_views import ApiViews
+from hisparsed.control.background import Background
 from hisparsed.control.board import Board
 from hisparsed.control.broadcast import Broadcast
 from hisparsed.control.doctor_watch import Doctor, DoctorWatch
@@ -71,6 +72,7 @@ class ControlParts:
     engine_api: EngineApi
     node_file: NodeFile
     state_dir: Path
+    background: Background
     watched: tuple[Watched, ...]
     """The policy and the node's document."""
 
@@ -165,6 +167,8 @@ def build_control(
         {"targets.json": lambda: targets.error, "overrides.json": lambda: source.not_kept},
     )
     board.not_kept = state_watch.not_kept
+    background = Background(announcer)
+    board.background = background.status
     board.watchers.append(state_watch.watch)
     doctor_watch = DoctorWatch(doctor, announcer, clock=time.monotonic, wall_clock=time.time)
     board.doctor = doctor_watch.status
@@ -191,6 +195,7 @@ def build_control(
         engine_api=engine_api,
         node_file=node_file,
         state_dir=config.state_dir,
+        background=background,
         watched=(
             Watched(source.path, operator.reload_if_changed),
             Watched(document, node_file.look),

@@ -7,6 +7,7 @@ it and tells the client. Held calls start in order of arrival, as room appears.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from enum import StrEnum
 from typing import Literal
 
 from hisparsed.engine.sessions import SessionTable
+
+log = logging.getLogger("hisparsed.daemon")
 
 MAX_HELD_CALLS = 1_000
 """More than these are refused whatever the policy says: each keeps a body in memory."""
@@ -116,8 +119,11 @@ class SessionDoor:
 
     def close(self) -> None:
         """The node stops: nobody is held back any longer."""
+        self._settle_all(Entry.CLOSED)
+
+    def _settle_all(self, entry: Entry) -> None:
         for held in self._held:
-            _settle(held, Entry.CLOSED)
+            _settle(held, entry)
         self._held.clear()
 
     def look(self) -> None:
@@ -139,7 +145,11 @@ class SessionDoor:
     async def _look(self) -> None:
         while self._held:
             await asyncio.sleep(self._look_every_s)
-            self.look()
+            try:
+                self.look()
+            except Exception:
+                log.exception("Calls that are held back cannot be judged; they are refused.")
+                self._settle_all(Entry.REFUSED)
 
     def _start(self, held: _Held) -> None:
         self._sessions.start(held.call_id, held.marks, 0, self._clock())

@@ -82,8 +82,6 @@ class EngineLogReceiver:
 
     def _read(self) -> None:
         while datagram := self._socket.recv(_DATAGRAM_BYTES):
-            try:
+            with contextlib.suppress(Exception):  # one line's
                 at_unix_s, level, logger, text = json.loads(datagram)
                 self._add(float(at_unix_s), int(level), str(logger), str(text))
-            except (ValueError, TypeError):
-                continue

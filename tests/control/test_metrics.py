@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hisparsed.control.engine_port import SampledRows
 from hisparsed.control.metric_table import METRICS
 from hisparsed.control.metrics import metrics_document
-from hisparsed.control.status import CanaryState, CanaryStatus
+from hisparsed.control.status import BackgroundStatus, CanaryState, CanaryStatus
 from hisparsed.control.status_engine import EngineLifeStatus, EngineState
 from hisparsed.control.status_gpus import GpuCard, GpusStatus
 from hisparsed.policy.reasons import Lever
@@ -126,6 +126,7 @@ async def test_every_metric_has_samples_and_stands_in_the_document(node: Any) ->
     await node.loop.start()
     node.engine.target = 10
     node.engine.live_set_tokens = 10**6
+    node.board.background = lambda: [BackgroundStatus(name="file watch")]
     node.board.canary = lambda: CanaryStatus(
         state=CanaryState.OK, sentence="equal", last_unix_s=1_700_000_000.0
     )

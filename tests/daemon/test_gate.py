@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from hisparsed.daemon.answer_count import MAX_ANSWERS
 from hisparsed.daemon.gate import MAX_BODY_BYTES, Gate
-from hisparsed.daemon.session_door import Queue, SessionDoor, SessionLimit
+from hisparsed.daemon.session_door import Entry, Queue, SessionDoor, SessionLimit
 from hisparsed.engine.context_limit import ContextLimit
 
 
@@ -196,6 +196,22 @@ async def test_an_application_error_does_not_leak_an_open_request() -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         assert (await client.post("/v1/completions", json={})).status_code == 500
     assert gate.open_requests == 0
+
+
+async def test_held_calls_are_refused_when_they_cannot_be_judged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails() -> Queue:
+        raise ArithmeticError
+
+    door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 1, 0), look_every_s=0.0)
+    door.limit = SessionLimit(max_waiting=0, when_full="wait")
+    _, entry = door.enter([b"new"])
+    assert door.held == 1
+    door.queue = fails
+    assert await asyncio.wait_for(entry, 5) is Entry.REFUSED
+    assert door.held == 0
+    assert "ArithmeticError" in caplog.text
 
 
 def chat(*texts: str) -> dict[str, Any]:

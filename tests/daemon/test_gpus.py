@@ -79,10 +79,3 @@ async def test_a_lost_gpu_is_an_event_without_any_tick(made: list[OneGpu]) -> No
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
     assert announcer.kinds == [EventKind.GPU_LOST]
-
-
-async def test_without_gpus_there_is_nothing_to_tell() -> None:
-    board: Any = SimpleNamespace(gpus=None)
-    announcer: Any = Told()
-    await asyncio.wait_for(gpus.tell_of_gpus(board, announcer), 10)
-    assert announcer.kinds == []

@@ -185,3 +185,26 @@ async def test_no_header_says_who_connects(
     await server.stop()
     assert seen[0][0].startswith("unix-user:")
     assert seen[0][0] != "unix-user:x"
+
+
+async def test_whatever_goes_wrong_with_the_new_socket_it_is_tried_again(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = control.server._server
+    assert serving is not None
+    listen_on = serving.listen_on
+    tries: list[Any] = []
+
+    async def fails_once(listener: Any) -> None:
+        tries.append(listener)
+        if len(tries) == 1:
+            listener.close()
+            raise RuntimeError("no loop")
+        await listen_on(listener)
+
+    monkeypatch.setattr(serving, "listen_on", fails_once)
+    control.path.unlink()
+    kind, sentence = await control.told()
+    assert (kind, "no loop" in sentence) == (EventKind.CONTROL_SOCKET_LOST, True)
+    assert (await control.told())[0] is EventKind.CONTROL_SOCKET_BACK
+    assert await control.ask() == 200

@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from control_node import POLICY, Node
 from state_node import not_permitted
 
+from hisparsed.control import policy_source
 from hisparsed.control.file_watch import Watched, fingerprint, watch_files
 from hisparsed.policy.document import read_document
 from hisparsed.policy.yaml_tree import MAX_BYTES
@@ -186,6 +188,58 @@ def test_of_a_file_without_end_only_the_beginning_is_read(tmp_path: Path) -> Non
     assert fingerprint(path) == before, "it is refused for the same reason"
     os.truncate(path, MAX_BYTES)
     assert fingerprint(path) != before
+
+
+SURROGATE = r'"a\ud800"'
+BAD_VALUES = {
+    "tick: 1e300": "tick: 1e+300 is out of range; times go from 0 to 3650d",
+    f"mode: {SURROGATE}": "has half of a character",
+    f"rebalance: {{strategy: {SURROGATE}}}": "has half of a character",
+    f"{SURROGATE}: 1": "has half of a character",
+    f"schedules: [{SURROGATE}]": "has half of a character",
+}
+
+
+@pytest.mark.parametrize(("line", "says"), BAD_VALUES.items())
+async def test_one_bad_value_costs_one_document(
+    node: Node, looks: Looks, line: str, says: str
+) -> None:
+    """Every view of it can be sent, the journal is written, and the next document counts."""
+    await node.open()
+    await node.loop.start()
+    node.policy_path.write_text(f"version: 1\n{line}\n")
+    await looks.look(LOOKS)
+    await node.ticks(1)
+    assert kinds(node).count("policy-rejected") == 1
+    assert says in (node.source.last_error or "")
+    transport = httpx.ASGITransport(app=node.api.application())
+    async with httpx.AsyncClient(transport=transport, base_url="http://node") as http:
+        for path in ("/v1/status", "/v1/policy", "/v1/journal/events"):
+            answer = await http.get(path)
+            assert (answer.status_code, says in answer.text) == (200, True), path
+    node.policy_path.write_text(OTHER)
+    await looks.look()
+    assert node.source.active.value.tick == 2.0
+    await node.close()
+    assert (node.journal.health.error, node.journal.health.dropped) == (None, 0)
+
+
+async def test_a_document_on_which_the_daemon_fails_is_rejected_like_any_other(
+    node: Node, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ArithmeticError("half of \ud800")
+
+    monkeypatch.setattr(policy_source, "check_policy", fails)
+    node.policy_path.write_text(OTHER)
+    await looks.look(LOOKS)
+    monkeypatch.undo()
+    assert (node.source.active.generation, node.source.reload_failures) == (1, 1)
+    assert kinds(node) == ["policy-rejected"]
+    assert "cannot be judged (ArithmeticError: half of \\ud800)" in (node.source.last_error or "")
+    node.policy_path.write_text(OTHER + "# again\n")
+    await looks.look()
+    assert node.source.active.value.tick == 2.0
 
 
 # --- its folder ---------------------------------------------------------------------

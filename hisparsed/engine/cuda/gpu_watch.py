@@ -6,11 +6,14 @@ not come shows as a growing age. The thread is a daemon thread, for the same rea
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
 from hisparsed.control.status_gpus import GpuCard, GpusStatus
 from hisparsed.engine.cuda.nvml import GpuReading
+
+log = logging.getLogger("hisparsed.engine")
 
 EVERY_S = 1.0
 _STOP_S = 2.0
@@ -58,9 +61,16 @@ class GpuWatch:
         return GpusStatus(age_s=self._clock() - at_s, cards=[_card(gpu) for gpu in gpus])
 
     def _run(self) -> None:
+        failing = False
         try:
             while not self._stop.is_set():
-                self.look()
+                try:
+                    self.look()
+                    failing = False
+                except Exception:
+                    if not failing:
+                        log.exception("The GPUs cannot be read.")
+                    failing = True
                 self._stop.wait(self._every_s)
         finally:
             self._close()

@@ -261,13 +261,15 @@ def test_readings_are_taken_by_one_thread_that_is_not_the_callers() -> None:
 
     def read() -> tuple[GpuReading, ...]:
         threads.append(threading.get_ident())
+        if len(threads) == 1:
+            raise OverflowError("a reading that nobody foresaw")
         if len(threads) == 3:
             taken.set()
         return ()
 
     watch = GpuWatch(read, clock=lambda: 0.0, close=closed.set, every_s=1e-4)
     watch.start()
-    assert taken.wait(10)
+    assert taken.wait(10), "one reading that fails ends no others"
     watch.stop()
     assert closed.is_set()
     assert set(threads) & {threading.get_ident()} == set()
