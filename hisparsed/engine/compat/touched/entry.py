@@ -346,6 +346,7 @@ TOUCHED = (
         "vllm.envs",
         by=(
             "engine.launch",
+            "engine.handle",
             "engine.process_start",
             "soak.engine",
             "simulate.command",
