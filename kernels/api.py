@@ -46,6 +46,7 @@ __all__ = [
     "pooled_miss_curve",
     "raise_errors",
     "request_miss_curves",
+    "reserve",
     "reset",
     "resolve",
     "set_capacity",
@@ -86,7 +87,9 @@ def resolve(
     without a host row it is nowhere (-1). Writes ``out`` in place (its first R rows) and
     returns that part; without ``out`` it allocates. Raises ``ValueError`` on shapes, dtypes
     and, before it writes any state of the request concerned, on a capacity that the hot table
-    does not cover. On a GPU the Triton backend cannot raise on values: see ``raise_errors``.
+    does not cover or that is above ``max_capacity``; ``RuntimeError`` on a step that would move
+    memory that a captured graph holds (see ``reserve``). On a GPU the Triton backend cannot
+    raise on values: see ``raise_errors``.
     """
     check_topk(topk, state.device)
     rows, width = topk.shape
@@ -133,9 +136,10 @@ def gather(
 
     ``host`` and ``slab`` are uint8 1-D and contiguous; ``swap_host`` and ``swap_physical``
     int64 [R, K] and ``swap_counts`` int32 [R] as in ``Resolution``. One list serves all layers
-    of the group. Raises ``ValueError`` on shapes and dtypes, ``IndexError`` on rows outside;
-    on a GPU the host memory must be pinned and rows outside wait for ``raise_errors``. ``pinned``
-    says that the caller knows it is: torch does not see what others have registered.
+    of the group. Raises ``ValueError`` on shapes, dtypes and counts that are not 0 to K,
+    ``IndexError`` on rows outside, before anything is copied. On a GPU the host memory must be
+    pinned, what is outside is left out, and errors on values wait for ``raise_errors``.
+    ``pinned`` says that the caller knows it is: torch does not see what others have registered.
     """
     check_gather(host, slab, swap_host, swap_physical, swap_counts)
     swaps = (swap_host, swap_physical, swap_counts)
@@ -150,6 +154,22 @@ def gather(
             triton_backend.gather(host, slab, layout, *swaps, pinned=pinned)
         case _:
             torch_gather.gather(host, slab, layout, *swaps)
+
+
+def reserve(state: ResolverState, rows: int) -> None:
+    """Make all memory that steps of at most ``rows`` rows need beside ``state``, once.
+
+    Call it before graphs are captured: afterwards nothing grows, and a larger step is refused.
+    Only the Triton backend needs it; elsewhere it does nothing.
+    """
+    if rows < 1:
+        raise ValueError(f"rows must be at least 1, got {rows}")
+    if pick("auto", state.device) == "triton":
+        from hisparsed.kernels.triton_errors import latch
+        from hisparsed.kernels.triton_workspace import workspace
+
+        latch(state.device)
+        workspace(state, rows)
 
 
 def raise_errors(device: torch.device) -> None:
@@ -199,6 +219,8 @@ def apply_moves(
         return
     size = layout.block_size
     slots = moves.long()
+    if int(slots.min()) < 0:
+        raise IndexError(f"moves name slot {int(slots.min())}; slots are 0 and more")
     needed = int(slots.max()) // size + 1
     if hot_blocks.shape[0] < needed or bool((hot_blocks[:needed] <= 0).any()):
         raise IndexError(

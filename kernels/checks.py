@@ -12,9 +12,14 @@ from hisparsed.kernels.resolution import Resolution
 from hisparsed.kernels.state import ResolverState
 from hisparsed.kernels.step import Step
 
+MOST_CELLS = 2**31 - 1
+"""Top-k positions of one call: kernels number them in 32 bits."""
+
 
 def check_topk(topk: torch.Tensor, device: torch.device) -> None:
     _expect("topk", topk, torch.int32, 2, device)
+    if topk.numel() > MOST_CELLS:
+        raise ValueError(f"topk has {topk.numel()} positions, at most {MOST_CELLS} go in one call")
 
 
 def check_resolve(state: ResolverState, step: Step, out: Resolution) -> None:
@@ -63,6 +68,10 @@ def check_gather(
     _expect("swap_host", swap_host, torch.int64, 2, slab.device)
     _expect("swap_physical", swap_physical, torch.int64, 2, slab.device)
     _expect("swap_counts", swap_counts, torch.int32, 1, slab.device)
+    if swap_host.numel() > MOST_CELLS:
+        raise ValueError(
+            f"swap_host has {swap_host.numel()} entries, at most {MOST_CELLS} go in one call"
+        )
     if swap_host.shape != swap_physical.shape or swap_counts.shape[0] != swap_host.shape[0]:
         raise ValueError(
             "swap_host, swap_physical and swap_counts must agree in rows, got "

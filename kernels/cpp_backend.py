@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from hisparsed.kernels import cpp_structs as structs
+from hisparsed.kernels import refusals
 from hisparsed.kernels.cpp_library import load
 from hisparsed.kernels.geometry import RowLayout
 from hisparsed.kernels.resolution import Resolution
@@ -72,8 +73,8 @@ def gather(
     call = structs.GatherCall(
         host=host.data_ptr(),
         slab=slab.data_ptr(),
-        host_bytes=host.numel(),
-        slab_bytes=slab.numel(),
+        host_rows=layout.host_rows(host.numel()),
+        slab_rows=layout.slab_rows(slab.numel()),
         block_size=layout.block_size,
         row_bytes=layout.row_bytes,
         host_block_bytes=layout.host_block_bytes,
@@ -91,10 +92,10 @@ def gather(
     outcome = load().hisparsed_gather(ctypes.byref(call))
     if outcome == structs.SWAP_ROW_OUTSIDE:
         host_row, physical_row = call.error_figures
-        raise IndexError(
-            f"swap of host row {host_row} to physical row {physical_row} reaches outside the "
-            f"memory: host {host.numel()} B, slab {slab.numel()} B, {layout}"
-        )
+        raise refusals.swap_row_outside(host_row, physical_row, call.host_rows, call.slab_rows)
+    if outcome == structs.SWAP_COUNT_OUTSIDE:
+        row, count = call.error_figures
+        raise refusals.swap_count_outside(row, count, call.topk)
     if outcome != structs.DONE:
         raise MemoryError("no memory for the list of row copies")
 
@@ -145,21 +146,14 @@ def _resolve_error(outcome: int, state: ResolverState, figures: list[int]) -> Ex
     first, second, needed, leased = figures
     match outcome:
         case structs.REQUEST_OUTSIDE:
-            return ValueError(f"row {first}: request id {second} is not in state_of_request")
+            return refusals.request_outside(first, second)
         case structs.STATE_OUTSIDE:
-            return ValueError(
-                f"request {first}: state row {second} does not exist, "
-                f"rows are 0 to {state.num_states - 1}"
-            )
+            return refusals.state_outside(first, second, state.num_states)
         case structs.STATE_TWICE:
-            return ValueError(
-                "rows of one request must be consecutive and no two requests may share a state "
-                f"row; state row {first} appears twice, once for request {second}"
-            )
+            return refusals.state_twice(first, second)
         case structs.HOT_BLOCKS_MISSING:
-            return ValueError(
-                f"state row {first}: capacity {int(state.capacity[first])} needs {needed} hot "
-                f"blocks, the hot table of request {second} names {leased}; "
-                "lease blocks before growing, shrink before returning them"
-            )
+            capacity = int(state.capacity[first])
+            return refusals.hot_blocks_missing(first, second, capacity, needed, leased)
+        case structs.CAPACITY_OUTSIDE:
+            return refusals.capacity_outside(first, second, state.max_capacity)
     return MemoryError("no memory for the resolver's work space")

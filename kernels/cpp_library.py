@@ -11,7 +11,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 """Must equal ``hisparsed_abi_version()``: an old build under new Python would misread structs."""
 
 
@@ -19,17 +19,18 @@ ABI_VERSION = 1
 def load() -> ctypes.CDLL:
     """The library. Raises ``OSError`` that says why there is none."""
     folder = Path(__file__).resolve().parent
+    reason = (
+        "the C++ library was not built; install hisparsed where a C++17 compiler is (c++ or g++)"
+    )
     for suffix in EXTENSION_SUFFIXES:
         path = folder / f"_cpp{suffix}"
         if path.exists():
             library = ctypes.CDLL(str(path))
             found = int(library.hisparsed_abi_version())
-            if found != ABI_VERSION:
-                raise OSError(
-                    f"{path.name} has interface {found}, this version needs {ABI_VERSION}; "
-                    "install hisparsed again to rebuild it"
-                )
-            return library
-    raise OSError(
-        "the C++ library was not built; install hisparsed where a C++17 compiler is (c++ or g++)"
-    )
+            if found == ABI_VERSION:
+                return library
+            reason = (
+                f"{path.name} has interface {found}, this version needs {ABI_VERSION}; "
+                "install hisparsed again to rebuild it"
+            )
+    raise OSError(reason)

@@ -13,6 +13,8 @@ STATE_OUTSIDE = 2
 STATE_TWICE = 3
 HOT_BLOCKS_MISSING = 4
 SWAP_ROW_OUTSIDE = 5
+SWAP_COUNT_OUTSIDE = 7
+CAPACITY_OUTSIDE = 8
 
 
 def _fields(kind: type, names: str) -> list[tuple[str, type]]:
@@ -47,7 +49,7 @@ class ResolveStep(ctypes.Structure):
 class GatherCall(ctypes.Structure):
     _fields_ = [
         *_fields(_POINTER, "host slab"),
-        *_fields(_I64, "host_bytes slab_bytes"),
+        *_fields(_I64, "host_rows slab_rows"),
         *_fields(_I64, "block_size row_bytes host_block_bytes slab_block_bytes layers"),
         *_fields(_POINTER, "host_offsets slab_offsets"),
         *_fields(_I64, "rows topk threads"),

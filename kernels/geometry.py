@@ -86,3 +86,17 @@ class RowLayout:
     @property
     def layers(self) -> int:
         return len(self.host_offsets)
+
+    def host_rows(self, memory_bytes: int) -> int:
+        """Host rows in a pool of so many bytes; a row at or beyond this is outside."""
+        return self._rows(memory_bytes, self.host_offsets, self.host_block_bytes)
+
+    def slab_rows(self, memory_bytes: int) -> int:
+        """As ``host_rows``, of the slab."""
+        return self._rows(memory_bytes, self.slab_offsets, self.slab_block_bytes)
+
+    def _rows(self, memory_bytes: int, offsets: tuple[int, ...], block_bytes: int) -> int:
+        # Whole blocks on the layer that starts last: a row outside is outside on every layer.
+        page_bytes = self.block_size * self.row_bytes
+        blocks = (memory_bytes - max(offsets) - page_bytes) // block_bytes + 1
+        return max(blocks, 0) * self.block_size

@@ -9,11 +9,24 @@ from dataclasses import dataclass
 
 import torch
 
+_LAYOUT: dict[str, tuple[tuple[torch.dtype, ...], int]] = {
+    "physical_rows": ((torch.int64,), 2),
+    "attention_indices": ((torch.int32, torch.int64), 2),
+    "valid_counts": ((torch.int32,), 1),
+    "miss_mask": ((torch.bool,), 2),
+    "swap_host": ((torch.int64,), 2),
+    "swap_physical": ((torch.int64,), 2),
+    "swap_counts": ((torch.int32,), 1),
+}
+"""Dtypes and dimensions: [R, K] or [R]."""
+
 
 @dataclass(frozen=True)
 class Resolution:
     """Outputs for up to ``R`` rows of ``K`` top-k positions. Build with ``create``.
 
+    Raises ``ValueError`` unless the tensors are as described, contiguous and on one device: the
+    backends write to their addresses. That is checked once, here, and not in every step.
     The swap list of a request is packed back to back over the cells of its rows, in ascending
     position: row ``r`` holds entries ``[r, :swap_counts[r]]``, cells beyond are undefined.
     """
@@ -32,6 +45,27 @@ class Resolution:
     """int64 [R, K]: physical rows to copy to."""
     swap_counts: torch.Tensor
     """int32 [R]."""
+
+    def __post_init__(self) -> None:
+        if self.physical_rows.dim() != 2:
+            raise ValueError(f"physical_rows must be 2-D, got {self.physical_rows.dim()}-D")
+        rows, topk = self.physical_rows.shape
+        for name, (dtypes, dim) in _LAYOUT.items():
+            tensor: torch.Tensor = getattr(self, name)
+            expected = (rows, topk)[:dim]
+            if tensor.dtype not in dtypes:
+                raise ValueError(
+                    f"{name} must be {' or '.join(map(str, dtypes))}, got {tensor.dtype}"
+                )
+            if tensor.shape != expected or not tensor.is_contiguous():
+                raise ValueError(
+                    f"{name} must be contiguous with shape {expected}, got shape "
+                    f"{tuple(tensor.shape)} and strides {tensor.stride()}"
+                )
+            if tensor.device != self.physical_rows.device:
+                raise ValueError(
+                    f"{name} is on {tensor.device}, physical_rows on {self.physical_rows.device}"
+                )
 
     @classmethod
     def create(
@@ -75,12 +109,6 @@ class Resolution:
         """Rows ``[start, stop)``, sharing memory; for steps resolved in several calls."""
         if not 0 <= start <= stop <= self.rows:
             raise ValueError(f"rows {start} to {stop} do not fit outputs made for {self.rows}")
-        return Resolution(
-            physical_rows=self.physical_rows[start:stop],
-            attention_indices=self.attention_indices[start:stop],
-            valid_counts=self.valid_counts[start:stop],
-            miss_mask=self.miss_mask[start:stop],
-            swap_host=self.swap_host[start:stop],
-            swap_physical=self.swap_physical[start:stop],
-            swap_counts=self.swap_counts[start:stop],
-        )
+        part = object.__new__(Resolution)  # leading rows of what was checked are as it was
+        vars(part).update((name, whole[start:stop]) for name, whole in vars(self).items())
+        return part

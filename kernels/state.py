@@ -7,6 +7,7 @@ All arrays are allocated once, on one device. Nothing here decides anything: ``r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -58,6 +59,31 @@ class ResolverState:
     ghost: torch.Tensor
     """int64 [S, 17]: sampled references by estimated depth in sixteenths of ``max_capacity``;
     the last bin is deeper or never seen."""
+
+    def __post_init__(self) -> None:
+        states = self.capacity.shape[0]
+        for name, (dtype, *columns) in self._layout().items():
+            array, shape = getattr(self, name), (states, *columns)
+            if array.dtype != dtype or array.shape != shape or not array.is_contiguous():
+                raise ValueError(
+                    f"{name} must be contiguous {dtype} of shape {shape}, got {array.dtype} of "
+                    f"shape {tuple(array.shape)} and strides {array.stride()}"
+                )
+
+    def _layout(self) -> dict[str, tuple[Any, ...]]:
+        """Dtype and what follows the state rows of each array's shape."""
+        return {
+            "slot_pos": (torch.int32, self.max_capacity),
+            "slot_stamp": (torch.int32, self.max_capacity),
+            "pos_slot": (torch.int16, self.max_positions),
+            "capacity": (torch.int32,),
+            "step": (torch.int32,),
+            "counters": (torch.int64, len(COUNTERS)),
+            "octile": (torch.int64, OCTILES),
+            "octile_misses": (torch.int64,),
+            "ghost_stamp": (torch.int32, -(-self.max_positions // self.ghost_every)),
+            "ghost": (torch.int64, GHOST_BINS + 1),
+        }
 
     @classmethod
     def create(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hisparsed.kernels import torch_sampling
+from hisparsed.kernels import refusals, torch_sampling
 from hisparsed.kernels.geometry import Geometry
 from hisparsed.kernels.resolution import Resolution
 from hisparsed.kernels.state import COUNTERS, ResolverState
@@ -76,11 +76,11 @@ def _find_runs(
     first_row = starts.nonzero().squeeze(1)
     of_row = (starts.cumsum(0) - 1).masked_fill_(~live, first_row.numel())
     run_states = states[first_row]
-    if torch.unique(run_states).numel() != run_states.numel():
-        raise ValueError(
-            "rows of one request must be consecutive and no two requests may share a state row; "
-            f"state rows by run: {run_states.tolist()}"
-        )
+    by_state, order = run_states.sort(stable=True)
+    twice = (by_state[1:] == by_state[:-1]).nonzero()
+    if twice.numel():
+        again = int(twice[0, 0]) + 1
+        raise refusals.state_twice(int(by_state[again]), int(request[first_row[order[again]]]))
     return Runs(of_row, request[first_row], run_states, first_row)
 
 
@@ -88,14 +88,11 @@ def _check_ids(state: ResolverState, request: torch.Tensor, state_of_request: to
     unknown = request >= state_of_request.shape[0]
     if bool(unknown.any()):
         row = int(unknown.nonzero()[0, 0])
-        raise ValueError(f"row {row}: request id {int(request[row])} is not in state_of_request")
+        raise refusals.request_outside(row, int(request[row]))
     outside = state_of_request[request[request >= 0]] >= state.num_states
     if bool(outside.any()):
         owner = int(request[request >= 0][outside][0])
-        raise ValueError(
-            f"request {owner}: state row {int(state_of_request[owner])} does not exist, "
-            f"rows are 0 to {state.num_states - 1}"
-        )
+        raise refusals.state_outside(owner, int(state_of_request[owner]), state.num_states)
 
 
 def _resolve_runs(state: ResolverState, step: Step, runs: Runs, out: Resolution) -> None:
@@ -165,16 +162,25 @@ def _check_hot_blocks(state: ResolverState, step: Step, runs: Runs, union: Union
     """A capacity that the hot table does not cover would address blocks of other requests."""
     run = torch.unique_consecutive(union.run)
     size = step.geometry.block_size
-    needed = (state.capacity[runs.state[run]] + size - 1) // size
+    capacity = state.capacity[runs.state[run]]
+    outside = ((capacity < 0) | (capacity > state.max_capacity)).nonzero()
+    if outside.numel():
+        bad = int(outside[0, 0])
+        raise refusals.capacity_outside(
+            int(runs.state[run[bad]]), int(capacity[bad]), state.max_capacity
+        )
+    needed = (capacity + size - 1) // size
     leased = (step.hot_table[runs.request[run]] > 0).cumprod(dim=1).sum(dim=1)
     short = (leased < needed).nonzero()
     if short.numel():
         bad = int(short[0, 0])
         at = int(runs.state[run[bad]])
-        raise ValueError(
-            f"state row {at}: capacity {int(state.capacity[at])} needs {int(needed[bad])} hot "
-            f"blocks, the hot table of request {int(runs.request[run[bad]])} names "
-            f"{int(leased[bad])}; lease blocks before growing, shrink before returning them"
+        raise refusals.hot_blocks_missing(
+            at,
+            int(runs.request[run[bad]]),
+            int(state.capacity[at]),
+            int(needed[bad]),
+            int(leased[bad]),
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from hisparsed.kernels.geometry import RowLayout
+from hisparsed.kernels.refusals import swap_count_outside, swap_row_outside
 
 
 def gather(
@@ -20,15 +21,19 @@ def gather(
 ) -> None:
     """See ``hisparsed.kernels.api.gather``; arguments are checked there."""
     size = layout.block_size
-    columns = torch.arange(swap_host.shape[1], device=swap_host.device)
+    width = swap_host.shape[1]
+    wrong = ((swap_counts < 0) | (swap_counts > width)).nonzero()
+    if wrong.numel():
+        row = int(wrong[0, 0])
+        raise swap_count_outside(row, int(swap_counts[row]), width)
+    columns = torch.arange(width, device=swap_host.device)
     listed = columns < swap_counts.unsqueeze(1)
     source, target = swap_host[listed], swap_physical[listed]
     if source.numel() == 0:
         return
+    _check_rows(source, target, layout.host_rows(host.numel()), layout.slab_rows(slab.numel()))
     for host_offset, slab_offset in zip(layout.host_offsets, layout.slab_offsets, strict=True):
-        from_rows = _layer_rows(
-            host, layout, host_offset, max(layout.host_offsets), layout.host_block_bytes
-        )
+        from_rows = _host_rows(host, layout, host_offset)
         to_rows = _slab_rows(slab, layout, slab_offset)
         to_rows[target // size, target % size] = from_rows[source // size, source % size].to(
             slab.device
@@ -45,22 +50,29 @@ def copy_rows(
         rows[target // size, target % size] = rows[source // size, source % size]
 
 
+def _check_rows(source: torch.Tensor, target: torch.Tensor, host_rows: int, slab_rows: int) -> None:
+    outside = (source < 0) | (source >= host_rows) | (target < 0) | (target >= slab_rows)
+    if bool(outside.any()):
+        first = int(outside.nonzero()[0, 0])
+        raise swap_row_outside(int(source[first]), int(target[first]), host_rows, slab_rows)
+
+
+def _host_rows(host: torch.Tensor, layout: RowLayout, offset: int) -> torch.Tensor:
+    blocks = layout.host_rows(host.numel()) // layout.block_size
+    return _layer_rows(host, layout, offset, blocks, layout.host_block_bytes)
+
+
 def _slab_rows(slab: torch.Tensor, layout: RowLayout, offset: int) -> torch.Tensor:
-    return _layer_rows(slab, layout, offset, max(layout.slab_offsets), layout.slab_block_bytes)
+    blocks = layout.slab_rows(slab.numel()) // layout.block_size
+    return _layer_rows(slab, layout, offset, blocks, layout.slab_block_bytes)
 
 
 def _layer_rows(
-    memory: torch.Tensor, layout: RowLayout, offset: int, last_offset: int, block_bytes: int
+    memory: torch.Tensor, layout: RowLayout, offset: int, blocks: int, block_bytes: int
 ) -> torch.Tensor:
-    """One layer as uint8 ``[blocks, block_size, row_bytes]``, sharing memory.
-
-    As many blocks as fit for the layer that starts last, so that a row outside the memory
-    fails on the first layer, before anything is copied.
-    """
-    page_bytes = layout.block_size * layout.row_bytes
-    blocks = (memory.numel() - last_offset - page_bytes) // block_bytes + 1
+    """One layer as uint8 ``[blocks, block_size, row_bytes]``, sharing memory."""
     return memory.as_strided(
-        (max(blocks, 0), layout.block_size, layout.row_bytes),
+        (blocks, layout.block_size, layout.row_bytes),
         (block_bytes, layout.row_bytes, 1),
         memory.storage_offset() + offset,
     )

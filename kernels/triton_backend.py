@@ -25,7 +25,7 @@ from hisparsed.kernels.triton_gather import gather_rows
 from hisparsed.kernels.triton_language import Launch
 from hisparsed.kernels.triton_plan import plan
 from hisparsed.kernels.triton_sample import sample
-from hisparsed.kernels.triton_workspace import workspace
+from hisparsed.kernels.triton_workspace import all_or_nothing, workspace
 
 INTERPRETED = not isinstance(find_runs, triton.runtime.JITFunction)
 
@@ -51,7 +51,10 @@ def resolve(state: ResolverState, step: Step, out: Resolution) -> None:
         out.valid_counts.zero_()
         out.swap_counts.zero_()
         return
-    _run(resolve_launches(state, step, out), state.device)
+    launches = resolve_launches(state, step, out)
+    with all_or_nothing(workspace(state, out.rows)):
+        _run(launches, state.device)
+    _raise_on_cpu(state.device)
 
 
 def resolve_launches(state: ResolverState, step: Step, out: Resolution) -> list[Launch]:
@@ -130,6 +133,7 @@ def gather(
         return
     launch = gather_launch(host, slab, layout, swap_host, swap_physical, swap_counts)
     _run([launch], slab.device)
+    _raise_on_cpu(slab.device)
 
 
 def gather_launch(
@@ -143,12 +147,6 @@ def gather_launch(
     """The one launch of a gather."""
     aligned = _alignment(layout, host.data_ptr() | slab.data_ptr())
     word = 4 if aligned >= 4 else 1
-    page = layout.block_size * layout.row_bytes
-
-    def blocks(memory: torch.Tensor, offsets: tuple[int, ...], block_bytes: int) -> int:
-        # As many as fit the layer that starts last: a row outside is outside on every layer.
-        return max((memory.numel() - max(offsets) - page) // block_bytes + 1, 0)
-
     return Launch.of(
         gather_rows,
         (_gather_programs(slab.device),),
@@ -163,8 +161,8 @@ def gather_launch(
             "rows": swap_host.shape[0],
             "width": swap_host.shape[1],
             "layers": layout.layers,
-            "host_blocks": blocks(host, layout.host_offsets, layout.host_block_bytes),
-            "slab_blocks": blocks(slab, layout.slab_offsets, layout.slab_block_bytes),
+            "host_rows": layout.host_rows(host.numel()),
+            "slab_rows": layout.slab_rows(slab.numel()),
             "host_block_words": layout.host_block_bytes // word,
             "slab_block_words": layout.slab_block_bytes // word,
             "block_size": layout.block_size,
@@ -184,6 +182,10 @@ def _run(launches: list[Launch], device: torch.device) -> None:
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         for launch in launches:
             launch.run()
+
+
+def _raise_on_cpu(device: torch.device) -> None:
+    """Where the interpreter runs nothing is in flight, so errors need not wait."""
     if device.type == "cpu":
         raise_latched(device)
 

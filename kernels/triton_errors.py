@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import torch
 
+from hisparsed.kernels import refusals
 from hisparsed.kernels import triton_language as language
 
-_latches: dict[torch.device, torch.Tensor] = {}
+_latches: dict[tuple[str, int | None], torch.Tensor] = {}
 
 
 def latch(device: torch.device) -> torch.Tensor:
-    """int64 [6] on ``device``: code, 0 for none, and five figures."""
-    found = _latches.get(device)
+    """int64 [6] on ``device``: code, 0 for none, and five figures.
+
+    ``cuda`` without an index is the current device, as everywhere in torch.
+    """
+    index = torch.cuda.current_device() if device == torch.device("cuda") else device.index
+    found = _latches.get((device.type, index))
     if found is None:
-        found = _latches[device] = torch.zeros(6, dtype=torch.int64, device=device)
+        found = torch.zeros(6, dtype=torch.int64, device=device)
+        _latches[device.type, index] = found
     return found
 
 
@@ -39,22 +45,15 @@ def error_from(words: list[int]) -> Exception | None:
 def _error(code: int, first: int, second: int, third: int, fourth: int, fifth: int) -> Exception:
     match code:
         case language.REQUEST_OUTSIDE.value:
-            return ValueError(f"row {first}: request id {second} is not in state_of_request")
+            return refusals.request_outside(first, second)
         case language.STATE_OUTSIDE.value:
-            return ValueError(
-                f"request {first}: state row {second} does not exist, rows are 0 to {third - 1}"
-            )
+            return refusals.state_outside(first, second, third)
         case language.STATE_TWICE.value:
-            return ValueError(
-                "rows of one request must be consecutive and no two requests may share a state "
-                f"row; state row {first} appears twice, once for request {second}"
-            )
+            return refusals.state_twice(first, second)
         case language.HOT_BLOCKS_MISSING.value:
-            return ValueError(
-                f"state row {first}: capacity {third} needs {fourth} hot blocks, "
-                f"the hot table of request {second} names {fifth}; "
-                "lease blocks before growing, shrink before returning them"
-            )
-    return IndexError(
-        f"swap of host row {first} to physical row {second} reaches outside the memory"
-    )
+            return refusals.hot_blocks_missing(first, second, third, fourth, fifth)
+        case language.CAPACITY_OUTSIDE.value:
+            return refusals.capacity_outside(first, second, third)
+        case language.SWAP_COUNT_OUTSIDE.value:
+            return refusals.swap_count_outside(first, second, third)
+    return refusals.swap_row_outside(first, second, third, fourth)

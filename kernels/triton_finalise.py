@@ -89,8 +89,9 @@ def finalise(
         for base in range(0, first, chunk):
             other = base + tl.arange(0, chunk)
             start += tl.sum(tl.load(spills + other, mask=other < first, other=0), axis=0)
-        scratch_rows = leading_blocks(scratch_table, scratch_blocks, chunk) * block_size
-        stored = tl.maximum(tl.minimum(spilled, scratch_rows - start), 0)
+        blocks = leading_blocks(scratch_table, scratch_blocks, chunk).to(tl.int64)
+        rest = tl.minimum(blocks * block_size - start, spilled)
+        stored = tl.maximum(rest, 0).to(tl.int32)
 
     position = tl.load(topk + cell, mask=inside, other=-1)
     found = tl.load(physical_rows + cell, mask=inside, other=NOWHERE)

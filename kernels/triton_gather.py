@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from hisparsed.kernels.triton_language import SWAP_ROW_OUTSIDE, kernel, latch_error
+from hisparsed.kernels.triton_language import (
+    SWAP_COUNT_OUTSIDE,
+    SWAP_ROW_OUTSIDE,
+    kernel,
+    latch_error,
+)
 
 
 @kernel("rows")
@@ -23,8 +28,8 @@ def gather_rows(
     rows: tl.tensor,
     width: tl.tensor,
     layers: tl.tensor,
-    host_blocks: tl.tensor,
-    slab_blocks: tl.tensor,
+    host_rows: tl.tensor,
+    slab_rows: tl.tensor,
     host_block_words: tl.tensor,
     slab_block_words: tl.tensor,
     block_size: tl.constexpr,
@@ -38,7 +43,7 @@ def gather_rows(
     """Program ``p`` of ``n`` copies entries ``p * entries`` onwards of every ``n * entries``.
 
     ``layer_offsets`` int64 [2, layers] counts words: host, then slab. Entries outside the memory
-    are left out on every layer and latched.
+    are left out on every layer and latched, and so are all of a row whose count cannot be.
     """
     if word_bytes == 4:
         host = host.to(tl.pointer_type(tl.int32), bitcast=True)
@@ -47,6 +52,12 @@ def gather_rows(
     for base in range(0, rows, chunk):
         row = base + tl.arange(0, chunk)
         counts = tl.load(swap_counts + row, mask=row < rows, other=0)
+        wrong = (counts < 0) | (counts > width)
+        if tl.max(wrong.to(tl.int32), axis=0) > 0:
+            worst = tl.max(tl.where(wrong, row, -1), axis=0)
+            count = tl.sum(tl.where(row == worst, counts, 0), axis=0)
+            latch_error(latch, SWAP_COUNT_OUTSIDE, worst, count, width, 0, 0)
+        counts = tl.where(wrong, 0, counts)
         ends = tl.cumsum(counts, axis=0)
         total = tl.sum(counts, axis=0)
         begin = tl.program_id(0) * entries
@@ -58,14 +69,16 @@ def gather_rows(
             cell = (base + skipped).to(tl.int64) * width + (item - before)
             source = tl.load(swap_host + cell, mask=item < total, other=0)
             target = tl.load(swap_physical + cell, mask=item < total, other=0)
-            inside = (source >= 0) & (source < host_blocks * block_size)
-            inside = inside & (target >= 0) & (target < slab_blocks * block_size)
+            inside = (source >= 0) & (source < host_rows)
+            inside = inside & (target >= 0) & (target < slab_rows)
             outside = (item < total) & (inside == 0)
             if tl.max(outside.to(tl.int32), axis=0) > 0:
                 worst = tl.max(tl.where(outside, item, -1), axis=0)
                 source_row = tl.sum(tl.where(item == worst, source, 0), axis=0)
                 target_row = tl.sum(tl.where(item == worst, target, 0), axis=0)
-                latch_error(latch, SWAP_ROW_OUTSIDE, source_row, target_row, 0, 0, 0)
+                latch_error(
+                    latch, SWAP_ROW_OUTSIDE, source_row, target_row, host_rows, slab_rows, 0
+                )
             copied = (item < total) & inside
             from_word = source // block_size * host_block_words + source % block_size * row_words
             to_word = target // block_size * slab_block_words + target % block_size * row_words

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import triton
@@ -15,14 +16,40 @@ import triton.language as tl
 jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
 
+SLICED = (
+    "topk",
+    "request_ids",
+    "state_of_request",
+    "source_table",
+    "resident_table",
+    "hot_table",
+    "scratch_table",
+    "physical_rows",
+    "attention_indices",
+    "valid_counts",
+    "miss_mask",
+    "swap_host",
+    "swap_physical",
+    "swap_counts",
+)
+"""Tensors of which a step may bring any slice; those of the state and workspace never move."""
+
+
 def kernel(*varying: str) -> Callable[[Callable[..., Any]], Any]:
     """``jit`` for a kernel that is launched; ``varying`` names numbers that change by the step.
 
-    Triton compiles anew for a number that is 1 or divides by 16, which must not happen while
-    requests wait or a graph is captured.
+    Triton compiles anew for a number that is 1 or divides by 16, and for an address that does not
+    divide by 16, which must not happen while requests wait or a graph is captured.
     """
-    decorator: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=varying)
-    return decorator
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        names = signature(function).parameters
+        sliced = [name for name in SLICED if name in names]
+        return triton.jit(
+            function, do_not_specialize=varying, do_not_specialize_on_alignment=sliced
+        )
+
+    return decorate
 
 
 # Marks in physical_rows between the kernels of a step; real rows are 0 and more.
@@ -45,6 +72,8 @@ STATE_OUTSIDE = tl.constexpr(2)
 STATE_TWICE = tl.constexpr(3)
 HOT_BLOCKS_MISSING = tl.constexpr(4)
 SWAP_ROW_OUTSIDE = tl.constexpr(5)
+SWAP_COUNT_OUTSIDE = tl.constexpr(6)
+CAPACITY_OUTSIDE = tl.constexpr(7)
 
 
 @dataclass(frozen=True)

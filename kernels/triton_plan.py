@@ -10,6 +10,7 @@ import triton.language as tl
 
 from hisparsed.kernels.state import COUNTERS, OCTILES
 from hisparsed.kernels.triton_language import (
+    CAPACITY_OUTSIDE,
     HOT_BLOCKS_MISSING,
     LEASED,
     MISS,
@@ -91,7 +92,8 @@ def plan(
     words += state * miss_words
     ranks += state * miss_words
     misses += state * max_capacity
-    fits = leased * block_size >= usable
+    exists = (usable >= 0) & (usable <= max_capacity)
+    fits = exists & (leased.to(tl.int64) * block_size >= usable)
     if references > resident:
         missing = _rank_misses(miss_bits + state * miss_words, words, ranks, used_words, turn)
         if fits:
@@ -164,11 +166,14 @@ def plan(
                 tl.store(octile + state * _OCTILES, tl.load(octile + state * _OCTILES) + hits)
                 tl.store(octile_misses + state, tl.load(octile_misses + state) + missing)
         else:
-            for base in range(0, usable, slots):
+            for base in range(0, max_capacity, slots):
                 slot = base + tl.arange(0, slots)
-                tl.store(touched + slot, 0, mask=slot < usable)
-            needed = (usable + block_size - 1) // block_size
-            latch_error(latch, HOT_BLOCKS_MISSING, state, request, usable, needed, leased)
+                tl.store(touched + slot, 0, mask=slot < max_capacity)
+            if exists:
+                needed = (usable + block_size - 1) // block_size
+                latch_error(latch, HOT_BLOCKS_MISSING, state, request, usable, needed, leased)
+            else:
+                latch_error(latch, CAPACITY_OUTSIDE, state, usable, max_capacity, 0, 0)
     if fits | (references == resident):
         tl.store(counted, tl.load(counted) + references)
         tl.store(counted + 1, tl.load(counted + 1) + resident)

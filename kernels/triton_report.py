@@ -115,7 +115,7 @@ def _source(launch: Launch) -> Any:
         value = launch.arguments[name]
         if isinstance(value, torch.Tensor):
             signature[name] = _TYPES[value.dtype]
-            aligned = True
+            aligned = not parameter.do_not_specialize_on_alignment
         elif parameter.is_constexpr or (value == 1 and not parameter.do_not_specialize):
             signature[name], constants[name] = "constexpr", value
             continue

@@ -63,7 +63,8 @@ def sample(
     if tl.load(tallies + REFERENCES) == tl.load(tallies + RESIDENT):
         return
     rows = tl.load(capacity + state)
-    if tl.load(tallies + LEASED) * block_size < rows:
+    leased = tl.load(tallies + LEASED).to(tl.int64) * block_size
+    if (leased < rows) | (rows < 0) | (rows > max_capacity):
         return
     eighth = tl.program_id(1) + 1
     slot_pos += state * max_capacity

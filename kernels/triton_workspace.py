@@ -5,6 +5,8 @@ Nothing in it outlives a step but emptiness: the kernels leave the sets of hits 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -18,9 +20,14 @@ _FEWEST_ROWS = 1024
 _spaces: WeakKeyDictionary[ResolverState, Workspace] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Workspace:
     """Device memory between the kernels of one step, for one ``ResolverState``."""
+
+    recorded: bool
+    """A captured graph may hold these addresses, so they stay."""
+    clean: bool
+    """Every step that began has launched all its kernels."""
 
     first_row: torch.Tensor
     """int32 [R]: first row of the run of a row, -1 for padding."""
@@ -50,6 +57,8 @@ class Workspace:
 
         states, words = state.num_states, -(-state.max_positions // 32)
         return cls(
+            recorded=False,
+            clean=True,
             first_row=zeros(rows),
             spills=zeros(rows),
             claim=zeros(states),
@@ -64,13 +73,37 @@ class Workspace:
 
 
 def workspace(state: ResolverState, rows: int) -> Workspace:
-    """The workspace of a state, made at its first step or when ``rows`` outgrow it.
+    """The workspace of a state for a step of ``rows``, made at its first step.
 
-    Both happen in the eager steps that come before a graph capture, so a capture allocates
-    nothing as long as it has no more rows than a step before it.
+    Raises ``RuntimeError`` where memory would be made while a graph is captured, or would move
+    after a graph has recorded it: a replay would write to memory that others own by then.
     """
     space = _spaces.get(state)
+    capturing = _capturing(state.device)
     if space is None or space.first_row.shape[0] < rows:
+        if capturing or (space is not None and space.recorded):
+            made_for = 0 if space is None else space.first_row.shape[0]
+            raise RuntimeError(
+                f"a step of {rows} rows needs more scratch memory than was made, for {made_for} "
+                f"rows, and a graph {'is being' if capturing else 'was'} captured; call "
+                f"reserve(state, rows={rows}) before the first capture"
+            )
         space = Workspace.create(state, max(_FEWEST_ROWS, 1 << (rows - 1).bit_length()))
         _spaces[state] = space
+    space.recorded |= capturing
     return space
+
+
+@contextmanager
+def all_or_nothing(space: Workspace) -> Iterator[None]:
+    """Around the launches of a step: what one that broke off has left is wiped by the next."""
+    if not space.clean:
+        space.touched.zero_()
+        space.miss_bits.zero_()
+    space.clean = False
+    yield
+    space.clean = True
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -23,27 +23,26 @@ int64_t row_start(int64_t row, int64_t block_size, int64_t block_bytes, int64_t 
     return row / block_size * block_bytes + row % block_size * row_bytes;
 }
 
-// Lists the copies of all rows; false, with the figures, at the first row outside the memory.
-bool list_copies(GatherCall &call, std::vector<Copy> &copies) {
-    const int64_t last_host = *std::max_element(call.host_offsets, call.host_offsets + call.layers);
-    const int64_t last_slab = *std::max_element(call.slab_offsets, call.slab_offsets + call.layers);
-    const int64_t host_limit = call.host_bytes - last_host - call.row_bytes;
-    const int64_t slab_limit = call.slab_bytes - last_slab - call.row_bytes;
+// Lists the copies of all rows; stops, with the figures, at what cannot be.
+Outcome list_copies(GatherCall &call, std::vector<Copy> &copies) {
     for (int64_t row = 0; row < call.rows; ++row) {
+        if (call.swap_counts[row] < 0 || call.swap_counts[row] > call.topk) {
+            call.error_figures[0] = row, call.error_figures[1] = call.swap_counts[row];
+            return kSwapCountOutside;
+        }
         for (int64_t i = 0; i < call.swap_counts[row]; ++i) {
             const int64_t host = call.swap_host[row * call.topk + i];
             const int64_t physical = call.swap_physical[row * call.topk + i];
-            const Copy copy = {
-                row_start(host, call.block_size, call.host_block_bytes, call.row_bytes),
-                row_start(physical, call.block_size, call.slab_block_bytes, call.row_bytes)};
-            if (host < 0 || physical < 0 || copy.from > host_limit || copy.to > slab_limit) {
+            if (host < 0 || physical < 0 || host >= call.host_rows || physical >= call.slab_rows) {
                 call.error_figures[0] = host, call.error_figures[1] = physical;
-                return false;
+                return kSwapRowOutside;
             }
-            copies.push_back(copy);
+            copies.push_back(
+                {row_start(host, call.block_size, call.host_block_bytes, call.row_bytes),
+                 row_start(physical, call.block_size, call.slab_block_bytes, call.row_bytes)});
         }
     }
-    return true;
+    return kDone;
 }
 
 void copy_some(const GatherCall &call, const Copy *copies, int64_t count, int64_t layer) {
@@ -66,7 +65,7 @@ extern "C" int32_t hisparsed_gather(GatherCall *call) try {
     using namespace hisparsed;
     static thread_local std::vector<Copy> copies;
     copies.clear();
-    if (!list_copies(*call, copies)) return kSwapRowOutside;
+    if (const Outcome outcome = list_copies(*call, copies)) return outcome;
     const int64_t entries = copies.size();
     const int64_t turns = (entries + kEntriesATurn - 1) / kEntriesATurn;
     const bool large = entries * call->layers * call->row_bytes >= kBytesWorthThreads;

@@ -42,7 +42,7 @@ struct ResolveStep {
 struct GatherCall {
     const uint8_t *host;
     uint8_t *slab;
-    int64_t host_bytes, slab_bytes;
+    int64_t host_rows, slab_rows;  // how many there are
     int64_t block_size, row_bytes, host_block_bytes, slab_block_bytes, layers;
     const int64_t *host_offsets, *slab_offsets;
     int64_t rows, topk, threads;
@@ -59,6 +59,8 @@ enum Outcome : int32_t {
     kHotBlocksMissing = 4,    // state row, request, blocks needed, blocks leased
     kSwapRowOutside = 5,      // host row, physical row
     kOutOfMemory = 6,
+    kSwapCountOutside = 7,    // row, count
+    kCapacityOutside = 8,     // state row, capacity
 };
 
 int32_t hisparsed_abi_version();

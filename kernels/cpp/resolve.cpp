@@ -126,6 +126,11 @@ int64_t Resolver<Index>::host_row(const int32_t *source, int32_t position) const
 // A capacity that the hot table does not cover would address blocks of other requests.
 template <typename Index>
 bool Resolver<Index>::open_step(Run &run, int32_t capacity) const {
+    if (capacity < 0 || capacity > state_.max_capacity) {
+        run.outcome = kCapacityOutside;
+        run.figures[0] = run.state, run.figures[1] = capacity;
+        return false;
+    }
     const int32_t *hot = step_.hot.blocks + run.request * step_.hot.stride;
     const int64_t needed = (capacity + step_.block_size - 1) / step_.block_size;
     int64_t leased = 0;
@@ -382,7 +387,7 @@ int32_t resolve(const ResolverArrays &state, ResolveStep &step) {
 }  // namespace
 }  // namespace hisparsed
 
-extern "C" int32_t hisparsed_abi_version() { return 1; }
+extern "C" int32_t hisparsed_abi_version() { return 2; }
 
 extern "C" int32_t hisparsed_resolve(const ResolverArrays *state, ResolveStep *step) try {
     return step->index_bytes == 4 ? hisparsed::resolve<int32_t>(*state, *step)

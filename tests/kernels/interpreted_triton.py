@@ -12,7 +12,13 @@ import pytest
 import torch
 from lockstep import Lockstep, Shape
 
-from hisparsed.kernels import backends, torch_gather, triton_backend
+from hisparsed.kernels import (
+    backends,
+    torch_gather,
+    triton_backend,
+    triton_errors,
+    triton_workspace,
+)
 from hisparsed.kernels.api import Geometry, Resolution, ResolverState, RowLayout, gather, reset
 from hisparsed.kernels.step import Step
 from hisparsed.kernels.triton_errors import latch, raise_latched
@@ -156,6 +162,53 @@ def test_workspace_stays_in_place_until_rows_outgrow_it() -> None:
     space = workspace(state, 1)
     assert workspace(state, 1024) is space
     assert workspace(state, 1025).first_row.shape == (2048,)
+
+
+def test_workspace_neither_grows_in_a_capture_nor_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = ResolverState.create(2, 8, 40)
+    workspace(state, 1)
+    with monkeypatch.context() as capture:
+        capture.setattr(triton_workspace, "_capturing", lambda device: True)
+        with pytest.raises(RuntimeError, match="for 1024 rows, and a graph is being captured"):
+            workspace(state, 1025)
+        with pytest.raises(RuntimeError, match=r"for 0 rows, .* captured; call reserve"):
+            workspace(ResolverState.create(2, 8, 40), 1)
+        space = workspace(state, 1024)
+    with pytest.raises(RuntimeError, match=r"was captured; call reserve\(state, rows=1025\)"):
+        workspace(state, 1025)
+    assert workspace(state, 1024) is space
+
+
+@pytest.mark.parametrize("launched", range(5))
+def test_step_that_broke_off_leaves_nothing_to_the_next(
+    launched: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, step = world_of_one(Shape(states=1, topk=4, capacity=4, sample_period=1))
+    step([1, 2, 3, 4])
+    state = world.states["triton"]
+    kept = {name: word.clone() for name, word in vars(state).items() if torch.is_tensor(word)}
+    every = triton_backend.resolve_launches
+
+    def some(*arguments: Any) -> list[Any]:
+        return [*every(*arguments)[:launched], None]
+
+    tables = ints([list(range(1, 25))]), ints([[0] * 24]), ints([[1]])
+    call = Step(world.geometry, ints([[2, 50, 60, 70]]), ints([0]), ints([0]), *tables, None)
+    with monkeypatch.context() as broken:
+        broken.setattr(triton_backend, "resolve_launches", some)
+        with pytest.raises(AttributeError):
+            triton_backend.resolve(state, call, Resolution.create(1, 4))
+    for name, word in kept.items():
+        getattr(state, name).copy_(word)
+    step([2, 9, 10, 11])
+    step([60, 70, 1, 4])
+
+
+def test_latch_of_the_current_device_is_that_of_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    held = torch.zeros(6, dtype=torch.int64)
+    monkeypatch.setitem(triton_errors._latches, ("cuda", 3), held)
+    assert latch(torch.device("cuda")) is latch(torch.device("cuda:3")) is held
 
 
 def row_copies(row_bytes: int, offset: int) -> RowLayout:

@@ -81,12 +81,13 @@ def test_host_blocks_that_hold_all_layers(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("pair", [(200, 0), (0, 120)])
+@pytest.mark.parametrize("pair", [(200, 0), (0, 120), (-1, 0), (0, -1), (2**62, 0), (0, 2**62)])
 def test_row_outside_the_memory_is_refused(backend: str, pair: tuple[int, int]) -> None:
     host, slab = memory(100 * PAGE, 1), memory(30 * PACKED.slab_block_bytes, 2)
     before = slab.clone()
     swap_host, swap_physical = torch.tensor([[pair[0]]]), torch.tensor([[pair[1]]])
-    with pytest.raises(IndexError):
+    said = rf"host row {pair[0]} to physical row {pair[1]} .* 0 to 199, physical rows 0 to 119"
+    with pytest.raises(IndexError, match=said):
         gather(
             host,
             slab,
@@ -97,6 +98,29 @@ def test_row_outside_the_memory_is_refused(backend: str, pair: tuple[int, int]) 
             backend=backend,
         )
     assert torch.equal(slab, before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("count", [3, -1])
+def test_a_count_beyond_the_list_is_refused(backend: str, count: int) -> None:
+    host, slab = memory(100 * PAGE, 1), memory(30 * PACKED.slab_block_bytes, 2)
+    before = slab.clone()
+    rows, counts = torch.tensor([[3, 4], [5, 6]]), torch.tensor([0, count], dtype=torch.int32)
+    with pytest.raises(ValueError, match=f"swap_counts of row 1 must be 0 to 2, got {count}"):
+        gather(host, slab, PACKED, rows, rows, counts, backend=backend)
+    assert torch.equal(slab, before)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_past_two_to_the_31_are_copied(backend: str) -> None:
+    """Addresses only: pages that nobody touches are never backed by memory."""
+    layout = RowLayout(SIZE, 1, SIZE, SIZE, (0,), (0,))
+    host, slab = (torch.empty(2**31 + 64, dtype=torch.uint8) for _ in range(2))
+    host[-16:] = memory(16, 9)
+    rows = torch.arange(2**31 + 48, 2**31 + 64).view(1, 16)
+    counts = torch.tensor([16], dtype=torch.int32)
+    gather(host, slab, layout, rows, rows, counts, backend=backend)
+    assert torch.equal(slab[-16:], memory(16, 9))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -148,3 +172,5 @@ def test_moves_need_the_blocks_they_come_from() -> None:
     moves = torch.tensor([[9, 0]], dtype=torch.int32)
     with pytest.raises(IndexError, match="return blocks only after the moves"):
         apply_moves(slab, PACKED, torch.tensor([4, 5, 0], dtype=torch.int32), moves)
+    with pytest.raises(IndexError, match="moves name slot -9"):
+        apply_moves(slab, PACKED, torch.tensor([4, 5, 6], dtype=torch.int32), -moves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,6 +80,51 @@ def test_rows_of_one_request_must_be_consecutive(backend: str) -> None:
     with pytest.raises(ValueError, match="must be consecutive"):
         resolve(**call, backend=backend)
     assert call["state"].step.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("capacity", [9, -1])
+def test_capacity_that_cannot_be_is_refused_before_its_slots_are_touched(
+    backend: str, capacity: int
+) -> None:
+    call = good_call()
+    call["state"].capacity[1] = capacity
+    said = f"state row 1: capacity must be 0 to 8 rows, got {capacity}"
+    with pytest.raises(ValueError, match=said):
+        resolve(**call, backend=backend)
+    assert call["state"].step.tolist()[1] == 0
+    assert (call["state"].slot_pos[1] == -1).all()
+
+
+def outputs(**changes: torch.Tensor) -> Resolution:
+    return replace(Resolution.create(2, 3), **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("physical_rows", torch.zeros(2, 3, dtype=torch.int32), "must be torch.int64, got"),
+        ("attention_indices", torch.zeros(2, 3), "must be torch.int32 or torch.int64, got"),
+        ("valid_counts", ints([0, 0, 0]), r"with shape \(2,\), got shape \(3,\)"),
+        ("miss_mask", torch.zeros(2, 2, dtype=torch.bool), r"with shape \(2, 3\), got shape"),
+        ("swap_host", torch.zeros(3, 2, dtype=torch.int64).t(), r"must be contiguous"),
+        ("swap_counts", torch.zeros(2, dtype=torch.int64), "must be torch.int32, got"),
+        ("swap_physical", torch.zeros(2, 3, dtype=torch.int64, device="meta"), "is on meta"),
+    ],
+)
+def test_outputs_that_a_backend_would_write_past_are_refused(
+    name: str, wrong: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{name} .*{message}|{name} {message}"):
+        outputs(**{name: wrong})
+
+
+def test_state_arrays_are_checked_when_they_are_put_together() -> None:
+    state = ResolverState.create(2, 8, 40)
+    with pytest.raises(ValueError, match=r"slot_pos must be contiguous torch.int32 of shape"):
+        replace(state, slot_pos=state.slot_pos[:, :7])
+    with pytest.raises(ValueError, match=r"counters must be contiguous torch.int64 of shape"):
+        replace(state, counters=state.counters[:1])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
