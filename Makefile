@@ -74,7 +74,7 @@ lint: setup
 contract: setup
 	@$(BIN)/python .ci/fetch_vllm.py $(VLLM_TREES)
 	@HISPARSED_VLLM_TREES=$(CURDIR)/$(VLLM_TREES) $(BIN)/python -m pytest tests/contract \
-		tests/engine/cuda/test_cuda_launch.py $(ARGS)
+		tests/engine/cuda/test_launch.py $(ARGS)
 
 # Needs one NVIDIA card and a CUDA build of vLLM in .venv; elsewhere its steps are skipped.
 gpu:
@@ -83,10 +83,10 @@ gpu:
 # After a change of the table of vLLM names; then `make compatibility`.
 snapshots: setup
 	@$(BIN)/python .ci/fetch_vllm.py $(VLLM_TREES)
-	@$(BIN)/python -m hisparsed.engine.compat.surface --update $(VLLM_TREES)
+	@$(BIN)/python -m tests.contract.surface --update $(VLLM_TREES)
 
 compatibility: setup
-	@$(BIN)/python -m hisparsed.engine.compat.page > docs/compatibility.md.new
+	@$(BIN)/python -m tests.contract.page > docs/compatibility.md.new
 	@mv docs/compatibility.md.new docs/compatibility.md
 
 setup: $(DEV_STAMP) $(PROJECT_STAMP)

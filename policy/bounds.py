@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hisparsed.policy.decisions import Reason
 from hisparsed.policy.reach import equal_reach_blocks
-from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.schema import Mode, Policy
-from hisparsed.policy.signals import Geometry
+from hisparsed.policy.signals import Geometry, Lever
 
 _ROUNDING = 1e-9
 _TAIL_BLOCKS = 2

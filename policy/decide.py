@@ -19,13 +19,12 @@ from hisparsed.policy.bounds import (
     start_blocks,
     start_lease_blocks,
 )
-from hisparsed.policy.decisions import Commands, Decision, LeverDecision, Proposal
-from hisparsed.policy.health import stalled
+from hisparsed.policy.decisions import Commands, Decision, LeverDecision, Proposal, Reason
+from hisparsed.policy.guards import stalled
 from hisparsed.policy.memory import Direction, Expectation, Memory, observe
 from hisparsed.policy.multiplier import propose_multiplier
-from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.schema import Mode, Policy
-from hisparsed.policy.signals import Admission, Geometry, Snapshot
+from hisparsed.policy.signals import Admission, Geometry, Lever, Snapshot
 from hisparsed.policy.split import PROBING, propose_split, reserve_differs
 from hisparsed.policy.watermark import DEFAULT, propose_watermark
 

@@ -1,16 +1,88 @@
-"""What comes out of a tick: one decision a lever, acting or not, and the commands to apply.
+"""What comes out of a tick: a decision with its reason for every lever, and the commands to apply.
 
-Levers make proposals; modes, freezes and restarts turn them into decisions in ``decide``.
+Reason codes are stable, for the journal, metrics and operators: a code never changes its meaning,
+and new situations get new codes. Levers make proposals; modes, freezes and restarts turn them into
+decisions in ``decide``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from hisparsed.policy.reasons import Lever, Reason
-from hisparsed.policy.signals import Admission
+from hisparsed.policy.signals import Admission, Lever
+
+
+class Reason(StrEnum):
+    """Acting codes first, holding codes after; ``ACTING`` tells them apart."""
+
+    OFFLOAD_SHORT_OF_REACH = "OffloadShortOfReach"
+    OFFLOAD_BEYOND_REACH = "OffloadBeyondReach"
+    FIXED_SPLIT = "FixedSplit"
+    OFFLOAD_WORTH_MORE = "OffloadWorthMore"
+    HISPARSE_WORTH_MORE = "HisparseWorthMore"
+    OUTSIDE_BOUNDS = "OutsideBounds"
+    GPU_POOL_PRESSURE = "GpuPoolPressure"
+    ROOM_TO_GROW = "RoomToGrow"
+    FEWER_MISSES_PAY = "FewerMissesPay"
+    SHARED_BY_GAIN = "SharedByGain"
+    COVERAGE_LOW = "CoverageLow"
+    COVERAGE_RECOVERED = "CoverageRecovered"
+    QUEUE_CHANGED = "QueueChanged"
+    POLICY_VALUE = "PolicyValue"
+
+    IN_DEAD_BAND = "InDeadBand"
+    AT_TARGET = "AtTarget"
+    WINDOW_NOT_FULL = "WindowNotFull"
+    COOLING_DOWN = "CoolingDown"
+    HOLD_OFF = "HoldOff"
+    BACKED_OFF = "BackedOff"
+    SETTLING = "Settling"
+    LIMITED_BY_IN_USE = "LimitedByInUse"
+    LIMITED_BY_FLOOR = "LimitedByFloor"
+    LIMITED_BY_CEILING = "LimitedByCeiling"
+    LIMITED_BY_STEP = "LimitedByStep"
+    LIMITED_BY_PCIE = "LimitedByPcie"
+    MISSES_OUTWEIGH = "MissesOutweigh"
+    NOT_KV_PRESSURE = "NotKVPressure"
+    PREFILL_BOUND = "PrefillBound"
+    NO_TRAFFIC = "NoTraffic"
+    NO_BENEFIT = "NoBenefit"
+    FROZEN = "Frozen"
+    ADVISE_ONLY = "AdviseOnly"
+    OFF = "Off"
+    STALE = "Stale"
+    STALLED = "Stalled"
+    MISSING_SIGNAL = "MissingSignal"
+    PENDING_RESTART = "PendingRestart"
+
+    @property
+    def acts(self) -> bool:
+        """Whether a decision with this reason changes something."""
+        return self in ACTING
+
+
+ACTING = frozenset(
+    {
+        Reason.OFFLOAD_SHORT_OF_REACH,
+        Reason.OFFLOAD_BEYOND_REACH,
+        Reason.FIXED_SPLIT,
+        Reason.OFFLOAD_WORTH_MORE,
+        Reason.HISPARSE_WORTH_MORE,
+        Reason.OUTSIDE_BOUNDS,
+        Reason.GPU_POOL_PRESSURE,
+        Reason.ROOM_TO_GROW,
+        Reason.FEWER_MISSES_PAY,
+        Reason.SHARED_BY_GAIN,
+        Reason.COVERAGE_LOW,
+        Reason.COVERAGE_RECOVERED,
+        Reason.QUEUE_CHANGED,
+        Reason.POLICY_VALUE,
+    }
+)
+
 
 Setting: TypeAlias = int | float | str
 """Host blocks, a multiplier, GPU blocks, or the name of an order; each lever has its own."""

@@ -1,7 +1,9 @@
 """The policy in force: the document, then schedules, then what operators set, in that order.
 
 Every set of schedule entries that can be active at once is validated whole beforehand, so no
-clock can bring a policy that is not valid. Pure: time, pressure and overrides come from outside.
+clock can bring a policy that is not valid. ``sources_of`` says where each value comes from, and
+``pressure_now`` which pressure schedules go by. Pure: time, pressure and overrides come from
+outside.
 """
 
 from __future__ import annotations
@@ -9,20 +11,73 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from hisparsed.policy.document import Loaded, load_document, parse_document
+from hisparsed.policy.document import Loaded, load_document, parse_document, problems_of
 from hisparsed.policy.keys import SCHEDULES, settable_keys
-from hisparsed.policy.override import Override
 from hisparsed.policy.problems import KeyPath, Problem
-from hisparsed.policy.schedules import Active, Pressure, active_entries, combinations
+from hisparsed.policy.reach import live_load, reach_now
+from hisparsed.policy.schedules import Active, Override, Pressure, active_entries, combinations
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.sources import Source, sources_of
-from hisparsed.policy.validation_problems import problems_of
+from hisparsed.policy.signals import Snapshot
 from hisparsed.policy.yaml_tree import Position, Tree
+
+
+class Origin(StrEnum):
+    """The later ones win."""
+
+    DEFAULT = "default"
+    DOCUMENT = "document"
+    SCHEDULE = "schedule"
+    OVERRIDE = "override"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What does not apply to an origin is ``None``; ``line`` is of the document."""
+
+    origin: Origin
+    line: int | None = None
+    schedule: str | None = None
+    actor: str | None = None
+    expires_unix_s: float | None = None
+
+
+def sources_of(
+    loaded: Loaded[Policy], active: Active, overrides: Sequence[Override]
+) -> Mapping[str, Source]:
+    """A source for every key, in the document's order."""
+    found: dict[str, Source] = {}
+    for name, key in settable_keys().items():
+        place = loaded.positions.get(key.path)
+        found[name] = (
+            Source(Origin.DEFAULT) if place is None else Source(Origin.DOCUMENT, place.line)
+        )
+    for index in active:
+        entry = loaded.value.schedules[index]
+        for name in entry.values:
+            line = loaded.positions[SCHEDULES, index, "set", name].line
+            found[name] = Source(Origin.SCHEDULE, line, schedule=entry.name)
+    for override in overrides:
+        found[override.key] = Source(
+            Origin.OVERRIDE, actor=override.actor, expires_unix_s=override.expires_unix_s
+        )
+    return found
+
+
+def pressure_now(document: Policy, snapshot: Snapshot, before: Pressure) -> Pressure:
+    """High above ``admission.engage_at``, low below ``release_at``, else as before."""
+    load = live_load(snapshot, reach_now(snapshot))
+    if load > document.admission.engage_at:
+        return Pressure.HIGH
+    if load < document.admission.release_share:
+        return Pressure.LOW
+    return before
+
 
 NodeCheck = Callable[[Policy], Sequence[str]]
 """What makes a policy impossible on a node: texts that name keys; empty when nothing does."""

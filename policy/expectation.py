@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hisparsed.policy.bounds import shared_blocks
-from hisparsed.policy.memory import Expectation, Memory
+from hisparsed.policy.memory import Expectation, Memory, Window
 from hisparsed.policy.reach import reach_at, reach_now
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Snapshot
-from hisparsed.policy.windows import Window
 
 REACH, SAVED = "reach_tokens", "saved_tokens_per_minute"
 _ENOUGH = 0.5

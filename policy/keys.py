@@ -1,7 +1,8 @@
-"""The keys of a document: their dotted names, and values as an operator writes them.
+"""The keys of a document: their dotted names, their values as text, and what differs between two.
 
-A key is a leaf of the model, such as ``hot.max`` of the policy. Not here: what a key means,
-which its own docstring in the schema says.
+A key is a leaf of the model, such as ``hot.max`` of the policy. ``changes`` compares two policies
+key by key; ``AT_START`` names the keys that a running node cannot take over. Not here: what a key
+means, which its own docstring in the schema says.
 """
 
 from __future__ import annotations
@@ -128,3 +129,57 @@ def _functions(parts: Any) -> Iterator[Any]:
             yield part.func
         yield from _functions(get_args(part))
         yield from _functions(getattr(part, "__metadata__", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """``None`` where a schedule entry is only in one of them; values as an operator writes them."""
+
+    key: str
+    active: str | None
+    new: str | None
+
+
+def changes(active: Policy, new: Policy) -> list[Change]:
+    """In the document's order, schedule entries (by name) last; empty for equal policies."""
+    found = []
+    for name, key in settable_keys().items():
+        before, after = key.text(active), key.text(new)
+        if before != after:
+            found.append(Change(name, before, after))
+    return [*found, *_schedules(active, new)]
+
+
+def _schedules(active: Policy, new: Policy) -> Iterator[Change]:
+    before, after = _entries(active), _entries(new)
+    for name in dict.fromkeys([*before, *after]):
+        if before.get(name) != after.get(name):
+            yield Change(f"{SCHEDULES}.{name}", before.get(name), after.get(name))
+    common = [name for name in before if name in after]
+    if common != [name for name in after if name in before]:
+        yield Change(SCHEDULES, ", ".join(before), ", ".join(after))
+
+
+def _entries(policy: Policy) -> dict[str, str]:
+    return {
+        entry.name: json.dumps(entry.model_dump(mode="json", exclude_unset=True, exclude={"name"}))
+        for entry in policy.schedules
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRestart:
+    """A value that only a restart puts in force; both as an operator writes them."""
+
+    key: str
+    running: str
+    wanted: str
+
+
+AT_START: Final = {
+    "pools.hisparse.start": "at start; live with `rebalance.strategy: fixed`",
+    "pools.offload.start": "at start; live with `rebalance.strategy: fixed`",
+    "hot.start": "at start",
+    "hot.max": "live up to what the engine was started with; more needs a restart",
+}
+"""When keys take effect that do not, or not always, at the next tick."""

@@ -1,25 +1,113 @@
-"""The multiplier: hot rows of a request, in whole hot blocks, and how requests share them.
+"""The multiplier: hot rows of a request, in whole hot blocks, and what another size is worth.
 
 Shrinks when requests wait for GPU blocks, as long as the predicted miss traffic fits the PCIe
 budget and more requests side by side are worth those misses; grows back with room, or where fewer
 misses are worth more. Shrinking is the safe direction: it lets requests run.
-Between changes the hot budget may be shared anew by each request's own miss curve.
+
+Worth is weighed in seconds of the node's time over one window. Smaller buffers let more requests
+share the time of steps that only decode, but each of them waits longer for rows; steps with
+prefill in them share nothing. Between changes ``sharing`` may divide the same budget by each
+request's own miss curve.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hisparsed.policy.bounds import HotBounds, hot_bounds, hot_unit, lease_blocks
-from hisparsed.policy.decisions import Proposal
-from hisparsed.policy.guards import calm, pace
-from hisparsed.policy.health import Held, step_fill, wait_is_no_shortage
+from hisparsed.policy.decisions import Proposal, Reason
+from hisparsed.policy.guards import Held, calm, pace, step_fill, wait_is_no_shortage
 from hisparsed.policy.memory import Direction, Memory, free_share, under_gpu_pressure
-from hisparsed.policy.reasons import Lever, Reason
-from hisparsed.policy.resharing import propose_sharing
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Snapshot
-from hisparsed.policy.worth import Worth, growing, shrinking
+from hisparsed.policy.sharing import propose_sharing
+from hisparsed.policy.signals import Lever, MissPoint, Snapshot
+
+WORTH_MARGIN = 0.25
+"""By how much one side must outweigh the other: a dead band against turning back and forth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Seconds of the window that other leases would save and cost."""
+
+    saved_s: float
+    cost_s: float
+
+    @property
+    def pays(self) -> bool:
+        return self.saved_s > (1 + WORTH_MARGIN) * self.cost_s
+
+
+def shrinking(policy: Policy, snapshot: Snapshot, memory: Memory, to_blocks: int) -> Worth | None:
+    """Leases of ``to_blocks``, fewer than now; ``None`` where the node does not tell its times.
+
+    Blocks that are freed let no more requests run than wait.
+    """
+    times = _times(policy, memory)
+    freed = _share_of_blocks(snapshot, to_blocks)
+    if times is None or freed is None:
+        return None
+    decode_s, rows_s = times
+    requests = snapshot.requests
+    more = min(-freed, requests.waiting / (requests.running + requests.waiting))
+    return Worth(decode_s * more, rows_s * (_misses_then(snapshot, to_blocks, 1.5) - 1))
+
+
+def growing(policy: Policy, snapshot: Snapshot, memory: Memory, to_blocks: int) -> Worth | None:
+    """Leases of ``to_blocks``, more than now, while requests wait for blocks.
+
+    ``None`` too where the node predicts no misses: what was not measured is not promised.
+    """
+    times = _times(policy, memory)
+    taken = _share_of_blocks(snapshot, to_blocks)
+    if times is None or taken is None or not snapshot.hot.predicted:
+        return None
+    decode_s, rows_s = times
+    return Worth(rows_s * (1 - _misses_then(snapshot, to_blocks, 0.0)), decode_s * taken)
+
+
+def _times(policy: Policy, memory: Memory) -> tuple[float, float] | None:
+    """Seconds in steps that only decode, rows left out, and seconds of reading rows."""
+    decode = memory.signals.grow_decode_seconds
+    if not decode.observed_s:
+        return None
+    rows_s = memory.signals.grow_h2d_bytes_total.rise / policy.hot.row_rate
+    return max(0.0, decode.rise - rows_s), rows_s
+
+
+def _share_of_blocks(snapshot: Snapshot, to_blocks: int) -> float | None:
+    """What a running request would hold more, as a share of what it holds; negative if less."""
+    gpu, running = snapshot.gpu, snapshot.requests.running
+    used = gpu.total_blocks - gpu.free_blocks
+    if not running or used <= 0:
+        return None
+    lease = round(snapshot.hot.multiplier / hot_unit(snapshot.geometry))
+    return (to_blocks - lease) * snapshot.geometry.hot_groups * running / used
+
+
+def _misses_then(snapshot: Snapshot, to_blocks: int, exponent: float) -> float:
+    """Misses with other leases, in those of now: by the node's curve, else by ``exponent``."""
+    now, then = snapshot.hot.multiplier, to_blocks * hot_unit(snapshot.geometry)
+    points = snapshot.hot.predicted
+    if len(points) > 1 and points[0].multiplier <= then:
+        before = _miss_fraction_at(points, now)
+        return _miss_fraction_at(points, then) / before if before > 0 else 1.0
+    return math.pow(now / then, exponent)
+
+
+def _miss_fraction_at(points: tuple[MissPoint, ...], multiplier: float) -> float:
+    """In proportion between two points, level beyond the ends."""
+    before = points[0]
+    for point in points:
+        if point.multiplier >= multiplier:
+            span = point.multiplier - before.multiplier
+            part = (multiplier - before.multiplier) / span if span > 0 else 1.0
+            return before.miss_fraction + part * (point.miss_fraction - before.miss_fraction)
+        before = point
+    return before.miss_fraction
+
 
 PESSIMISM = 1.5
 """Exponent of the miss estimate. Measured misses rise a little less than in proportion when

@@ -1,13 +1,15 @@
-"""Schedules: other values of some keys by time of day, by day, or by pressure.
+"""Values above the document: schedules by time of day, by day or by pressure, and overrides.
 
-The entries of the document and when each is active. What they make of the policy is in
-``effective``; how pressure is judged is in ``pressure``.
+A schedule is an entry of the document; an override is a value that an operator sets for a time.
+What they make of the policy is in ``effective``. The daemon keeps the overrides and decides what
+becomes of them when the document changes.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -24,7 +26,7 @@ from pydantic import (
 )
 
 from hisparsed.policy.problems import refuse, shown
-from hisparsed.policy.schema_base import Section
+from hisparsed.policy.schema_types import Section
 
 MAX_ENTRIES: Final = 8
 """Every combination is validated at load, so their number is kept small."""
@@ -211,3 +213,31 @@ def combinations(schedules: Sequence[Schedule]) -> Iterator[Active]:
             for index in range(current[-1] + 1 if current else 0, len(schedules))
             if all(schedules[one].when.can_meet(schedules[index].when) for one in current)
         ]
+
+
+LONGEST_S = 366 * 86_400.0
+"""A value that is to last longer is set until it is unset, or written into the document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """``expires_unix_s`` of ``None`` lasts until it is unset."""
+
+    key: str
+    value: Scalar
+    """As written; units are read with the rest of the document."""
+    actor: str
+    set_unix_s: float
+    expires_unix_s: float | None
+
+    def expired(self, unix_s: float) -> bool:
+        return self.expires_unix_s is not None and unix_s >= self.expires_unix_s
+
+    def moved(self, by_s: float) -> Override:
+        """As long as before, on a clock that was set by so much."""
+        expires = self.expires_unix_s
+        return replace(
+            self,
+            set_unix_s=self.set_unix_s + by_s,
+            expires_unix_s=None if expires is None else expires + by_s,
+        )

@@ -2,7 +2,8 @@
 
 The engine and the daemon fill it; nothing here measures, derives or judges. Counters named
 ``*_total`` never go back while an engine lives. A *chunk* is one distinct piece of indexer
-KV, whatever the number of copies of it that are kept.
+KV, whatever the number of copies of it that are kept. ``Lever`` names what the policy can change
+live.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from typing import Annotated, Literal
 
 from pydantic import PlainSerializer
 
-from hisparsed.policy.reasons import Lever
+
+class Lever(StrEnum):
+    """What the policy can change live."""
+
+    SPLIT = "split"
+    MULTIPLIER = "multiplier"
+    ADMISSION = "admission"
+    WATERMARK = "watermark"
+
 
 Levers = Annotated[
     frozenset[Lever], PlainSerializer(sorted, return_type=list[Lever], when_used="json")

@@ -5,10 +5,9 @@ Measurements showed no gain from moving it, so it is only set.
 
 from __future__ import annotations
 
-from hisparsed.policy.decisions import Proposal
-from hisparsed.policy.reasons import Lever, Reason
+from hisparsed.policy.decisions import Proposal, Reason
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Snapshot
+from hisparsed.policy.signals import Lever, Snapshot
 
 DEFAULT = "default"
 

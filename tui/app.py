@@ -1,37 +1,63 @@
-"""The application: feeds in, screens out. Draws at most four times a second, and every second
-for the clock; between news nothing is asked of any node.
+"""The application: the screens of one node and of a fleet, fed by live nodes or a recorded journal.
+
+Draws at most four times a second, and every second for the clock; between updates nothing is asked
+of any node. ``run_app`` starts it on nodes or on a journal. The pages of a node are in ``pages``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from textual.app import App, SystemCommand
+from textual import events
+from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
 from textual.css.query import NoMatches
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
+from textual.widgets import ContentSwitcher, Footer
 
-from hisparsed.tui.glyphs import ASCII, UNICODE
-from hisparsed.tui.screens.dialogs import DetailDialog
-from hisparsed.tui.screens.fleet_screen import FleetScreen
-from hisparsed.tui.screens.node_screen import TABS, NodeScreen
-from hisparsed.tui.screens.page import Page
-from hisparsed.tui.screens.steady import SteadyPalette
-from hisparsed.tui.session import Feed, NodeSession
+from hisparsed.tui import format as fmt
+from hisparsed.tui.changes import Change, answer_words, request_body
+from hisparsed.tui.client import NodeClient
+from hisparsed.tui.dialogs import ConfirmDialog, DetailDialog
+from hisparsed.tui.feed import Feed, NodeSession, journal_session, live_session
+from hisparsed.tui.journal_reader import JournalReader
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.options import TopOptions, ViewError
+from hisparsed.tui.pages import (
+    DecisionsPage,
+    LogsPage,
+    OverviewPage,
+    Page,
+    PolicyPage,
+    RequestsPage,
+)
+from hisparsed.tui.styled import Line, ends, line
 from hisparsed.tui.themes import LOOKS
 from hisparsed.tui.updates import Update
-from hisparsed.tui.views.context import SPANS_S, ViewContext
-from hisparsed.tui.views.help import help_lines
+from hisparsed.tui.views.drawing import ASCII, SPANS_S, UNICODE, ViewContext
+from hisparsed.tui.views.fleet import fleet_line, fleet_summary, fleet_titles, worst_first
+from hisparsed.tui.views.header import Banner, PageTab, header_lines, help_lines, tab_at, tab_line
+from hisparsed.tui.widgets import LinesView, SearchLine, SteadyPalette, SteadyScreen, TableView
 
 LEAST_BETWEEN_DRAWS_S = 0.25
 _CLOCK_S = 1.0
-_PAGES = (NodeScreen, FleetScreen)
+
+
+TABS = (
+    PageTab("1", "Overview", "overview"),
+    PageTab("2", "Decisions", "decisions"),
+    PageTab("3", "Requests", "requests"),
+    PageTab("4", "Policy", "policy"),
+    PageTab("5", "Logs & health", "logs"),
+)
 
 
 class TopApp(App[None]):
@@ -183,3 +209,311 @@ class TopApp(App[None]):
             yield SystemCommand("Pause", "Tables stand still", screen.action_pause)
             yield SystemCommand("Span", "Time that charts show", screen.action_span)
         yield SystemCommand("Quit", "Leave", self.exit)
+
+
+class NodeScreen(SteadyScreen[None]):
+    """One node. The application calls ``draw`` when there is news, and every second."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(tab.key, f"page('{tab.name}')", tab.title, show=False) for tab in TABS),
+        Binding("slash", "search", "Search", key_display="/"),
+        Binding("p", "pause", "Pause"),
+        Binding("w", "span", "Span", show=False),
+        Binding("space", "player('toggle')", "Play/stand", show=False),
+        Binding("plus,equals_sign", "player('faster')", "Faster", show=False),
+        Binding("minus", "player('slower')", "Slower", show=False),
+        Binding("left", "player('back')", "Back", show=False),
+        Binding("right", "player('on')", "On", show=False),
+        Binding("shift+left", "player('far_back')", "Far back", show=False),
+        Binding("shift+right", "player('far_on')", "Far on", show=False),
+        Binding("left_square_bracket", "player('previous_move')", "Move before", show=False),
+        Binding("right_square_bracket", "player('next_move')", "Next move", show=False),
+        Binding("escape", "fleet", "Fleet", show=False),
+    ]
+
+    def __init__(self, session: NodeSession, feed: Feed) -> None:
+        super().__init__()
+        self.session = session
+        self.feed = feed
+        self._frozen: tuple[NodeModel, float] | None = None
+        self._notice = ""
+
+    @property
+    def top(self) -> TopApp:
+        return cast("TopApp", self.app)
+
+    @property
+    def paused(self) -> bool:
+        return self._frozen is not None
+
+    def compose(self) -> ComposeResult:
+        yield LinesView(id="header")
+        yield LinesView(id="tabs")
+        with ContentSwitcher(initial="overview", id="pages"):
+            yield OverviewPage("overview")
+            yield DecisionsPage("decisions")
+            yield RequestsPage("requests")
+            yield PolicyPage("policy", self.may_change, self.submit)
+            yield LogsPage("logs", self.may_change, self.submit)
+        yield LinesView(id="too-small")
+        yield SearchLine(placeholder="search; Enter keeps it, Escape ends it", id="search")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        for page in self.query(Page):
+            page.feed = self.feed
+        for name in ("#header", "#tabs"):
+            self.query_one(name).can_focus = False
+        self.query_one("#search").display = False
+        self.page.entered()
+
+    @property
+    def page(self) -> Page:
+        """The page that is shown."""
+        name = self.query_one("#pages", ContentSwitcher).current
+        return self.query_one(f"#{name}", Page)
+
+    # --- drawing ------------------------------------------------------------------
+
+    def draw(self) -> None:
+        """Header from what is known now; the page from that, or from when it was paused."""
+        context, model = self.top.context(self.session), self.session.model
+        banner = Banner(
+            paused_at_s=self._frozen[1] if self._frozen else None,
+            readonly=self.top.readonly and self.session.player is None,
+            notice=self._notice,
+            player=self.session.player.words() if self.session.player else "",
+        )
+        header = self.query_one("#header", LinesView)
+        header.show_lines(header_lines(model, banner, self.size.width, context))
+        tabs = self.query_one("#tabs", LinesView)
+        tabs.show_lines([tab_line(TABS, self.page.id or "", self.size.width)])
+        shown = self._frozen[0] if self._frozen else model
+        self.page.draw(shown, context)
+
+    def resized(self, event: events.Resize) -> None:
+        width, height = event.size
+        small = width < LEAST_WIDTH or height < LEAST_HEIGHT
+        self.set_class(small, "small")
+        if small:
+            words = f"{width}x{height} is too small."
+            self.query_one("#too-small", LinesView).show_lines(
+                [
+                    line((words, "bad")),
+                    line(f"{LEAST_WIDTH}x{LEAST_HEIGHT} is the least."),
+                    line("q quits."),
+                ]
+            )
+        self.call_after_refresh(self.top.draw)
+
+    def on_screen_resume(self) -> None:
+        self.call_after_refresh(self.top.draw)
+
+    # --- keys ---------------------------------------------------------------------
+
+    def action_page(self, name: str) -> None:
+        switcher = self.query_one("#pages", ContentSwitcher)
+        if switcher.current == name:
+            return
+        self.page.left()
+        self._leave_search()
+        switcher.current = name
+        self.page.entered()
+        self.call_after_refresh(self.top.draw)
+
+    def on_click(self, event: events.Click) -> None:
+        if event.widget is not None and event.widget.id == "tabs":
+            name = tab_at(TABS, event.x)
+            if name is not None:
+                self.action_page(name)
+
+    def action_pause(self) -> None:
+        if self._frozen is None:
+            context = self.top.context(self.session)
+            self._frozen = (self.session.model.frozen_copy(), context.now_s)
+        else:
+            self._frozen = None
+        self.top.draw()
+
+    def action_span(self) -> None:
+        self.top.next_span()
+        self.top.draw()
+
+    def action_fleet(self) -> None:
+        self.top.action_fleet()
+
+    def action_player(self, what: str) -> None:
+        player = self.session.player
+        if player is None:
+            return
+        player.command(what)
+        self.top.draw()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "player":
+            return self.session.player is not None
+        if action == "search":
+            return self.page.searchable if self.is_mounted else True
+        return True
+
+    # --- search -------------------------------------------------------------------
+
+    def action_search(self) -> None:
+        search = self.query_one("#search", SearchLine)
+        search.display = True
+        search.focus()
+
+    def on_input_changed(self, event: SearchLine.Changed) -> None:
+        if event.input.id == "search":
+            self.page.search(event.value)
+
+    def on_search_line_left(self) -> None:
+        self.query_one("#search").display = False
+        self.page.entered()
+
+    def _leave_search(self) -> None:
+        search = self.query_one("#search", SearchLine)
+        if search.display or search.value:
+            search.value = ""
+            search.display = False
+            self.page.search("")
+
+    # --- changes ------------------------------------------------------------------
+
+    def may_change(self) -> bool:
+        """Says so when not."""
+        if self.session.client is None:
+            self.notify("this is a recorded journal; nothing can be changed", severity="warning")
+        elif self.top.readonly:
+            self.notify(
+                "read-only: start without --readonly to change something", severity="warning"
+            )
+        elif self.session.model.stale:
+            self.notify("disconnected: the node cannot be asked now", severity="warning")
+        else:
+            return True
+        return False
+
+    async def submit(self, change: Change, generation: int | None) -> None:
+        """Ask the operator, then the node, and say what it answered.
+
+        ``generation`` is the policy's that the operator looked at when they began.
+        """
+        client = self.session.client
+        if client is None or not self.may_change():
+            return
+        if not await self.app.push_screen_wait(ConfirmDialog(change)):
+            return
+        try:
+            answer = await client.post(change.path, request_body(change, generation))
+        except ViewError as error:
+            self.notify(str(error), title=f"Refused: {change.title}", severity="error", timeout=15)
+            return
+        self.notify(answer_words(answer), title=change.title)
+        self.feed.refresh_policy()
+
+
+class FleetScreen(SteadyScreen[None]):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("w", "span", "Span"),
+        Binding("p", "pause", "Pause"),
+    ]
+
+    def __init__(self, sessions: Sequence[NodeSession]) -> None:
+        super().__init__()
+        self._sessions = sessions
+        self._frozen: tuple[list[NodeModel], float] | None = None
+
+    @property
+    def top(self) -> TopApp:
+        return cast("TopApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        yield LinesView(id="header")
+        yield TableView(id="fleet-table")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        self.query_one("#header").can_focus = False
+        self.query_one(TableView).focus()
+
+    def draw(self) -> None:
+        """The table from what is known now, or from when it was paused."""
+        live = [session.model for session in self._sessions]
+        models = worst_first(self._frozen[0] if self._frozen else live)
+        context, width = self.top.context(), self.size.width
+        since = self._frozen[1] if self._frozen else None
+        self.query_one("#header", LinesView).show_lines(
+            [
+                ends(
+                    line(("fleet ", "title"), f"{len(models)} nodes, worst first"),
+                    line(
+                        (f" PAUSED since {fmt.clock(since)} " if since else "", "alert"),
+                        (f" {fmt.clock(context.now_s)}", "strong"),
+                    ),
+                    width,
+                ),
+                fleet_summary(models, width),
+            ]
+        )
+
+        def row(index: int) -> Line:
+            return fleet_line(models[index], width, context)
+
+        self.query_one(TableView).show_rows(
+            line((fleet_titles(width), "title")), [model.label for model in models], row
+        )
+
+    def resized(self, event: events.Resize) -> None:
+        self.call_after_refresh(self.top.draw)
+
+    def on_screen_resume(self) -> None:
+        self.call_after_refresh(self.top.draw)
+
+    def action_span(self) -> None:
+        self.top.next_span()
+        self.top.draw()
+
+    def action_pause(self) -> None:
+        if self._frozen is None:
+            copies = [session.model.frozen_copy() for session in self._sessions]
+            self._frozen = (copies, self.top.context().now_s)
+        else:
+            self._frozen = None
+        self.top.draw()
+
+    def on_table_view_chosen(self, event: TableView.Chosen) -> None:
+        self.top.open_node(str(event.key))
+
+
+LEAST_WIDTH, LEAST_HEIGHT = 80, 24
+
+
+_PAGES = (NodeScreen, FleetScreen)
+
+
+def run_app(options: TopOptions) -> int:
+    """Until the operator leaves. Raises ``ViewError`` when a journal cannot be read."""
+    return asyncio.run(_run(options))
+
+
+async def _run(options: TopOptions) -> int:
+    async with AsyncExitStack() as held:
+        if options.journal is not None:
+            reader = JournalReader(options.journal)
+            held.callback(reader.close)
+            sessions = [journal_session(reader, options.journal.stem)]
+        else:
+            sessions = [
+                live_session(await held.enter_async_context(NodeClient(address)))
+                for address in options.addresses
+            ]
+        app = TopApp(
+            sessions,
+            readonly=options.readonly,
+            theme=options.theme,
+            ascii_only=options.ascii_only,
+            no_color=options.no_color,
+        )
+        await app.run_async()
+        return app.return_code or 0

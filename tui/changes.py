@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.views.levers import setting_text
+from hisparsed.tui.views.policy import setting_text
 from hisparsed.tui.wire import Document, dig, items, text
 
 MODES = ("act", "advise", "off")

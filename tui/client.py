@@ -1,6 +1,7 @@
 """One node's control API over a Unix socket or a URL: reads, changes, and the event stream.
 
-Every method raises ``Unreachable`` where there is no answer and ``Refused`` where it is no.
+Every method raises ``Unreachable`` where there is no answer and ``Refused`` where the node says no.
+``EventParser`` makes server-sent events out of lines of text.
 """
 
 from __future__ import annotations
@@ -9,15 +10,50 @@ import errno
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
-from hisparsed.tui.address import NodeAddress
-from hisparsed.tui.errors import Refused, Unreachable
-from hisparsed.tui.sse import EventParser
+from hisparsed.tui.options import NodeAddress, ViewError
 from hisparsed.tui.wire import Document, dig, parse_object
+
+
+class Unreachable(ViewError):  # noqa: N818 (a state of the node, not a mistake)
+    """The node gave no answer."""
+
+
+class Refused(ViewError):  # noqa: N818 (an answer)
+    """The node answered, and said no. ``code`` is the API's."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+@dataclass
+class EventParser:
+    """Feed it lines without their ends; an empty line completes an event."""
+
+    _kind: str = "message"
+    _data: list[str] = field(default_factory=list)
+
+    def feed(self, line: str) -> tuple[str, str] | None:
+        """``(kind, data)`` when this line completes an event that has data."""
+        if line:
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if name == "event":
+                self._kind = value
+            elif name == "data":
+                self._data.append(value)
+            return None
+        done = (self._kind, "\n".join(self._data)) if self._data else None
+        self._kind, self._data = "message", []
+        return done
+
 
 CONNECT_S = 3.0
 ANSWER_S = 10.0

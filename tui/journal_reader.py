@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hisparsed.tui.errors import ViewError
+from hisparsed.tui.options import ViewError
 from hisparsed.tui.wire import Document
 
 SCHEMA_VERSION = 1

@@ -6,13 +6,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hisparsed.canary.schedule import Trigger
+from hisparsed.canary.round import Trigger
 from hisparsed.canary.watch import CanaryWatch
-from hisparsed.control.api_base import ActorBody, ApiError, parse_body
-from hisparsed.control.api_endpoint import Endpoint
-from hisparsed.control.peer import recorded_actor
-from hisparsed.control.records import jsonable
-from hisparsed.control.status import CanaryStatus
+from hisparsed.control.api.endpoint import ActorBody, Endpoint, parse_body
+from hisparsed.control.api.errors import ApiError
+from hisparsed.control.api.socket import recorded_actor
+from hisparsed.control.journal.records import jsonable
+from hisparsed.control.status.document import CanaryStatus
 
 
 class CanaryApi:

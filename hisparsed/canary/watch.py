@@ -1,40 +1,157 @@
-"""The canary at work: asks when it is due, compares, and acts on another answer.
+"""The canary at work: asks when it is due, compares, and acts on a different answer.
 
-Runs beside the control loop and never holds it up. On a mismatch the levers freeze, an event
-tells, and what is known is written down; requests are served on. One engine life.
+Runs beside the control loop and never holds it up. On a mismatch the levers freeze, an event is
+recorded and evidence is written; requests are served on. Questions bypass the limits of the API.
+Each has a random id that the engine is told first, and a cache salt of this engine's life, so no
+client shares its pages. Evidence is a few small files in the state folder, the oldest go first;
+they hold no tokens and no request names of users. One engine life.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
 
-from hisparsed.canary.evidence import evidence_document, save_evidence
-from hisparsed.canary.question import (
+from hisparsed.canary.round import (
     Answer,
     CanaryEngine,
+    Conditions,
     Question,
+    Schedule,
+    Trigger,
+    Verdict,
     first_questions,
     make_prompt,
     prompt_tokens,
     questions_of_a_round,
 )
-from hisparsed.canary.schedule import Conditions, Schedule, Trigger
-from hisparsed.canary.verdict import Verdict
-from hisparsed.control.announce import Announcer
-from hisparsed.control.board import TickOutcome
-from hisparsed.control.engine_port import EngineGone
-from hisparsed.control.journal import Journal
-from hisparsed.control.overrides import Overrides
-from hisparsed.control.records import EventKind
-from hisparsed.control.status import CanaryRun, CanaryState, CanaryStatus
-from hisparsed.engine.messages import GeometryReport
-from hisparsed.policy.reasons import Lever
-from hisparsed.policy.schema_watch import Canary
-from hisparsed.policy.signals import AdmissionOrder
+from hisparsed.control.events import Announcer
+from hisparsed.control.holds import Overrides
+from hisparsed.control.journal.journal import Journal
+from hisparsed.control.journal.records import EventKind, TickRecord
+from hisparsed.control.state_files import save_evidence_file
+from hisparsed.control.status.current import TickOutcome
+from hisparsed.control.status.document import CanaryRun, CanaryState, CanaryStatus
+from hisparsed.engine.messages import CanaryCall, GeometryReport
+from hisparsed.engine.port import EngineGone
+from hisparsed.policy.schema import Canary
+from hisparsed.policy.signals import AdmissionOrder, Lever
 from hisparsed.policy.units import counted
+
+if TYPE_CHECKING:
+    from hisparsed.engine.launch import EngineHandle
+
+
+FOLDER = "canary"
+MOST_FILES = 8
+_DECISIONS = 60
+"""About the last ticks' worth of decisions, newest last."""
+
+
+def evidence_document(
+    verdict: Verdict, trigger: str, at_unix_s: float, last: TickOutcome, ticks: Iterable[TickRecord]
+) -> dict[str, Any]:
+    """Everything that is known of a mismatch, as plain JSON values."""
+    report = last.report.model_dump(mode="json")
+    del report["hot"]["requests"]
+    return {
+        "at_unix_s": at_unix_s,
+        "trigger": trigger,
+        "sentence": verdict.sentence,
+        "prompt_tokens": list(verdict.questions[0].prompt),
+        "expected": list(verdict.expected),
+        "answers": [
+            run.model_dump(mode="json") | {"got": list(answer.tokens)}
+            for run, answer in zip(verdict.runs(), verdict.answers, strict=True)
+        ],
+        "decisions": recent_sentences(ticks),
+        "report": report,
+    }
+
+
+def recent_sentences(ticks: Iterable[TickRecord]) -> list[dict[str, Any]]:
+    """The latest decisions that act or say something new, newest last, as plain JSON values."""
+    sentences = [
+        {
+            "at_unix_s": tick.at_unix_s,
+            "tick": tick.decision.tick,
+            "lever": one.lever.value,
+            "code": one.reason.value,
+            "acts": one.acts,
+            "sentence": one.sentence,
+        }
+        for tick in ticks
+        for one in tick.decision.levers
+        if one.acts or one.lever in tick.notable
+    ]
+    return sentences[-_DECISIONS:]
+
+
+def save_evidence(state_dir: Path, document: dict[str, Any]) -> Path:
+    """Write one file, whole or not at all, and drop the oldest beyond ``MOST_FILES``.
+
+    Raises ``OSError``.
+    """
+    return save_evidence_file(
+        state_dir / FOLDER, "mismatch", document["at_unix_s"], document, most=MOST_FILES
+    )
+
+
+_ANSWER_WITHIN_S = 300.0
+"""A busy node is slow; one that does not answer at all is the watchdog's."""
+
+
+class CanaryAsker:
+    """Implements ``CanaryEngine`` over an ``EngineHandle``."""
+
+    def __init__(self, handle: EngineHandle) -> None:
+        self._handle = handle
+        self._salt = token_hex(16)
+
+    def tokens_of(self, text: str) -> list[int]:
+        return list(self._handle.llm.get_tokenizer().encode(text, add_special_tokens=False))
+
+    async def ask(self, question: Question) -> Answer:
+        """Raises ``TimeoutError``, ``EngineGone``, or what vLLM raises when it refuses."""
+        request_id = f"canary-{token_hex(16)}"
+        call = CanaryCall(request_id=request_id, residency=question.residency)
+        await self._handle.begin_canary(call)
+        try:
+            async with asyncio.timeout(_ANSWER_WITHIN_S):
+                tokens, hit = await self._generate(question, request_id)
+        finally:
+            seen = await self._handle.end_canary(request_id)
+        return Answer(tokens, hit, seen)
+
+    async def _generate(self, question: Question, request_id: str) -> tuple[tuple[int, ...], int]:
+        prompt = {"prompt_token_ids": list(question.prompt), "cache_salt": self._salt}
+        tokens: tuple[int, ...] = ()
+        hit = 0
+        async for output in self._handle.llm.generate(
+            prompt, sampling_of(question), request_id=request_id
+        ):
+            tokens = tuple(output.outputs[0].token_ids)
+            hit = int(output.num_cached_tokens or 0)
+        return tokens, hit
+
+
+def sampling_of(question: Question) -> Any:
+    """vLLM's ``SamplingParams``: greedy, of exactly the length asked for, in one output."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=question.tokens,
+        ignore_eos=True,
+        skip_reading_prefix_cache=question.recompute,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
 
 log = logging.getLogger("hisparsed.canary")
 

@@ -29,44 +29,46 @@ class LazyCommand:
 
 
 COMMANDS = {
-    "serve": LazyCommand("hisparsed.cli.serve", "serve", "Run the node."),
+    "serve": LazyCommand("hisparsed.cli.node", "serve", "Run the node."),
     "demo": LazyCommand(
-        "hisparsed.cli.demo", "demo", "Show the node at work: reference node, real trace, policy."
+        "hisparsed.cli.traffic",
+        "demo",
+        "Show the node at work: reference node, real trace, policy.",
     ),
-    "status": LazyCommand("hisparsed.cli.status", "status", "Show the state of a running node."),
+    "status": LazyCommand("hisparsed.cli.node", "status", "Show the state of a running node."),
     "top": LazyCommand(
-        "hisparsed.cli.top", "top", "Watch a node, or several, and steer its policy."
+        "hisparsed.cli.node", "top", "Watch a node, or several, and steer its policy."
     ),
     "explain": LazyCommand(
-        "hisparsed.cli.explain", "explain", "Say why the node moved memory, and why it did not."
+        "hisparsed.cli.node", "explain", "Say why the node moved memory, and why it did not."
     ),
     "policy": LazyCommand(
         "hisparsed.cli.policy", "app", "Check, show, compare, reload and change the policy."
     ),
-    "freeze": LazyCommand("hisparsed.cli.levers", "freeze", "Keep levers where they are."),
-    "thaw": LazyCommand("hisparsed.cli.levers", "thaw", "Let frozen levers move again."),
-    "mode": LazyCommand("hisparsed.cli.levers", "mode", "Make levers more cautious, or undo that."),
+    "freeze": LazyCommand("hisparsed.cli.policy", "freeze", "Keep levers where they are."),
+    "thaw": LazyCommand("hisparsed.cli.policy", "thaw", "Let frozen levers move again."),
+    "mode": LazyCommand("hisparsed.cli.policy", "mode", "Make levers more cautious, or undo that."),
     "canary": LazyCommand(
-        "hisparsed.cli.canary", "canary", "Say whether the node still answers as at its start."
+        "hisparsed.cli.engine", "canary", "Say whether the node still answers as at its start."
     ),
     "engine": LazyCommand(
-        "hisparsed.cli.engine", "app", "Show the engine's life, and restart the engine."
+        "hisparsed.cli.engine", "engine_app", "Show the engine's life, and restart the engine."
     ),
     "plan": LazyCommand("hisparsed.cli.plan", "plan", "Say what fits on a node, without the node."),
     "simulate": LazyCommand(
-        "hisparsed.cli.simulate", "simulate", "Try policies on a simulated node, in virtual time."
+        "hisparsed.cli.plan", "simulate", "Try policies on a simulated node, in virtual time."
     ),
     "doctor": LazyCommand(
-        "hisparsed.cli.doctor", "doctor", "Examine the machine before a node starts on it."
+        "hisparsed.cli.operations", "doctor", "Examine the machine before a node starts on it."
     ),
     "install": LazyCommand(
-        "hisparsed.cli.install", "install", "Lay out the systemd service and its files."
+        "hisparsed.cli.operations", "install", "Lay out the systemd service and its files."
     ),
     "replay": LazyCommand(
-        "hisparsed.cli.replay", "replay", "Replay a recorded trace against an OpenAI endpoint."
+        "hisparsed.cli.traffic", "replay", "Replay a recorded trace against an OpenAI endpoint."
     ),
     "soak": LazyCommand(
-        "hisparsed.cli.soak", "soak", "Soak a node in random moves; every answer open to proof."
+        "hisparsed.cli.traffic", "soak", "Soak a node in random moves; every answer open to proof."
     ),
 }
 
@@ -140,7 +142,7 @@ def main() -> None:
     except UserError as error:
         _fail(str(error))
     except Exception as error:
-        from hisparsed.policy.document import ConfigError
+        from hisparsed.policy.problems import ConfigError
 
         if not isinstance(error, ConfigError):
             raise

@@ -1,7 +1,8 @@
-"""`hisparsed engine`: the engine's life, and restarting it in the running daemon.
+"""`hisparsed engine ...` and `hisparsed canary`: the engine's state, its restart, its canary.
 
-Exit code 0 when it is as asked, 1 when a restart ended in other values or no engine, 2 when the
-daemon refused or does not answer.
+``engine`` exits with 1 when a restart ended with other values or without an engine. ``canary``
+exits with 1 after an answer that differs. Both exit with 2 when the daemon refuses or does not
+answer.
 """
 
 import json
@@ -14,13 +15,14 @@ import typer
 from hisparsed.cli.options import JsonOption, SocketOption
 
 if TYPE_CHECKING:
-    from hisparsed.control.client import ControlClient
-    from hisparsed.control.status_engine import EngineLifeStatus
+    from hisparsed.control.api.client import ControlClient
+    from hisparsed.control.status.document import EngineLifeStatus
+
 
 EXIT_NOT_AS_ASKED = 1
 _LOOK_EVERY_S = 0.5
 
-app = typer.Typer(
+engine_app = typer.Typer(
     name="engine",
     no_args_is_help=True,
     add_completion=False,
@@ -29,23 +31,22 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@engine_app.command()
 def show(as_json: JsonOption = False, socket: SocketOption = None) -> None:
     """Say how the engine is, how it ended, what is put aside."""
-    from hisparsed.control.client import DEFAULT_SOCKET, ControlClient
+    from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
 
     with ControlClient(socket or DEFAULT_SOCKET) as client:
         life = _life(client)
     if as_json:
         typer.echo(life.model_dump_json(indent=2))
         return
-    from hisparsed.control.engine_text import engine_lines
-    from hisparsed.control.status_text import hanging
+    from hisparsed.control.text.status import engine_lines, hanging
 
     typer.echo(hanging(engine_lines(life), shutil.get_terminal_size().columns), nl=False)
 
 
-@app.command()
+@engine_app.command()
 def restart(
     drain: Annotated[
         str | None, typer.Option(help="How long open calls get to end; drain_timeout otherwise.")
@@ -58,7 +59,7 @@ def restart(
 ) -> None:
     """Restart the engine, with the values that wait for a restart."""
     from hisparsed.cli.options import actor, seconds
-    from hisparsed.control.client import DEFAULT_SOCKET, ControlClient
+    from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
     from hisparsed.errors import UserError
 
     if now and drain is not None:
@@ -110,3 +111,33 @@ def _ending(life: "EngineLifeStatus", begun: str) -> str:
     if life.quarantined is not None:
         return f"Put aside, the last good values serve: {life.quarantined.error}"
     return begun if life.state == "draining" else life.sentence
+
+
+EXIT_MISMATCH = 1
+_ROUND_WITHIN_S = 900.0
+
+
+def canary(
+    now: bool = typer.Option(False, "--now", help="Ask now, and wait for the answers."),
+    as_json: JsonOption = False,
+    socket: SocketOption = None,
+) -> None:
+    """Show the canary: the node's own request whose answer must never change."""
+    from hisparsed.cli.options import actor
+    from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
+    from hisparsed.control.status.document import CanaryState, CanaryStatus
+    from hisparsed.control.text.status import canary_page
+
+    with ControlClient(socket or DEFAULT_SOCKET, timeout_s=_ROUND_WITHIN_S) as client:
+        if now:
+            answer = client.post("/v1/canary/run", {"actor": actor()})
+        else:
+            answer = client.get("/v1/canary")
+    status = CanaryStatus.model_validate(answer)
+    if as_json:
+        typer.echo(status.model_dump_json(indent=2))
+    else:
+        width = shutil.get_terminal_size().columns
+        typer.echo(canary_page(status, width=width), nl=False)
+    if status.state is CanaryState.MISMATCH:
+        raise typer.Exit(EXIT_MISMATCH)

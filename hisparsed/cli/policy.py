@@ -1,7 +1,7 @@
-"""`hisparsed policy ...`: check, show, compare, reload and change the policy of a node.
+"""`hisparsed policy ...`, `freeze`, `thaw` and `mode`: check, show and change the policy.
 
-Exit code 0 when all is well, 2 for a policy with mistakes, a refusal, or no daemon. Imports
-beyond typer wait until a command runs.
+Exit code 2 for a policy with mistakes, for a refusal, and when no daemon answers. Imports beyond
+typer wait until a command runs.
 """
 
 import json
@@ -34,9 +34,9 @@ def check(
     socket: SocketOption = None,
 ) -> None:
     """Say whether a document could be the policy. Where a daemon answers, of its node."""
-    from hisparsed.control.policy_text import judgement_text
-    from hisparsed.policy.document import ConfigError
+    from hisparsed.control.text.policy import judgement_text
     from hisparsed.policy.effective import load_policy
+    from hisparsed.policy.problems import ConfigError
 
     node = None
     try:
@@ -68,7 +68,7 @@ def show(
     """Show the policy in force. Says where each value comes from, and what waits for a restart."""
     import time
 
-    from hisparsed.control.policy_text import policy_text
+    from hisparsed.control.text.policy import policy_text
 
     answer = _get(socket, "/v1/policy")
     if as_json:
@@ -80,7 +80,7 @@ def show(
 @app.command()
 def diff(file: _File, as_json: JsonOption = False, socket: SocketOption = None) -> None:
     """Say what a document would change of the one in force."""
-    from hisparsed.control.policy_text import changes_text, judgement_text
+    from hisparsed.control.text.policy import changes_text, judgement_text
     from hisparsed.policy.effective import load_policy
 
     text = load_policy(file).loaded.text
@@ -121,9 +121,9 @@ def set_value(
 ) -> None:
     """Put a value above the document for a time. It survives reloads and restarts."""
     from hisparsed.cli.options import actor, seconds
-    from hisparsed.control.status_text import clock_text
+    from hisparsed.control.text.status import clock_text
     from hisparsed.errors import UserError
-    from hisparsed.policy.override import LONGEST_S
+    from hisparsed.policy.schedules import LONGEST_S
     from hisparsed.policy.units import format_duration
 
     if (for_ is None) is not until_unset:
@@ -162,7 +162,7 @@ def unset(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of the document, for editors."""
-    from hisparsed.policy.json_schema import schema_text
+    from hisparsed.policy.schema_docs import schema_text
 
     typer.echo(schema_text(), nl=False)
 
@@ -170,7 +170,7 @@ def schema() -> None:
 @app.command()
 def reference() -> None:
     """Print the reference page of every key, in Markdown."""
-    from hisparsed.policy.reference_page import reference_page
+    from hisparsed.policy.schema_docs import reference_page
 
     typer.echo(reference_page(), nl=False)
 
@@ -192,8 +192,8 @@ def replay(
     from dataclasses import asdict
 
     from hisparsed.cli.options import seconds
-    from hisparsed.control.policy_replay import replay_journal
-    from hisparsed.control.policy_replay_text import replay_text
+    from hisparsed.control.journal.replay import replay_journal
+    from hisparsed.control.text.policy import replay_text
     from hisparsed.policy.effective import load_policy
 
     last_s = None if since is None else seconds("--since", since)
@@ -205,14 +205,14 @@ def replay(
 
 
 def _get(socket: Path | None, path: str) -> Any:
-    from hisparsed.control.client import DEFAULT_SOCKET, ControlClient
+    from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
 
     with ControlClient(socket or DEFAULT_SOCKET) as client:
         return client.get(path)
 
 
 def _post(socket: Path | None, path: str, body: dict[str, Any]) -> Any:
-    from hisparsed.control.client import DEFAULT_SOCKET, ControlClient
+    from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
 
     with ControlClient(socket or DEFAULT_SOCKET) as client:
         return client.post(path, body)
@@ -220,7 +220,7 @@ def _post(socket: Path | None, path: str, body: dict[str, Any]) -> Any:
 
 def _judge(socket: Path | None, text: str) -> tuple[str | None, Any]:
     """Which node judged the document and how; nothing where no daemon answers."""
-    from hisparsed.control.client import DEFAULT_SOCKET
+    from hisparsed.control.api.client import DEFAULT_SOCKET
     from hisparsed.errors import UserError
 
     try:
@@ -242,3 +242,65 @@ def _problems(error: Any) -> list[dict[str, Any]]:
 
 def _print(answer: dict[str, Any], text: str, as_json: bool) -> None:
     typer.echo(json.dumps(answer, indent=2) if as_json else text)
+
+
+_Levers = Annotated[
+    list[str] | None,
+    typer.Argument(help="split, multiplier, admission, watermark; all if none is named."),
+]
+
+
+def freeze(
+    levers: _Levers = None, as_json: JsonOption = False, socket: SocketOption = None
+) -> None:
+    """Keep levers where they are until they are thawed or the daemon ends."""
+    answer = _post_levers("/v1/freeze", levers, socket)
+    _print_levers(answer, as_json)
+
+
+def thaw(levers: _Levers = None, as_json: JsonOption = False, socket: SocketOption = None) -> None:
+    """Let frozen levers move again."""
+    answer = _post_levers("/v1/thaw", levers, socket)
+    _print_levers(answer, as_json)
+
+
+def mode(
+    mode: Annotated[str, typer.Argument(help="act, advise, off; or policy to go back to it.")],
+    levers: _Levers = None,
+    as_json: JsonOption = False,
+    socket: SocketOption = None,
+) -> None:
+    """Set the mode of levers; it can only be more cautious than the policy says."""
+    from hisparsed.cli.options import one_of
+    from hisparsed.policy.schema import Mode
+
+    one_of("MODE", mode, [*Mode, "policy"])
+    answer = _post_levers("/v1/mode", levers, socket, mode=None if mode == "policy" else mode)
+    _print_levers(answer, as_json)
+
+
+def _post_levers(path: str, levers: list[str] | None, socket: Path | None, **more: Any) -> Any:
+    from hisparsed.cli.options import actor, one_of
+    from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
+    from hisparsed.policy.signals import Lever
+
+    for lever in levers or ():
+        one_of("LEVERS", lever, list(Lever))
+    body = {"actor": actor(), **more, **({"levers": levers} if levers else {})}
+    with ControlClient(socket or DEFAULT_SOCKET) as client:
+        return client.post(path, body)
+
+
+def _print_levers(answer: dict[str, Any], as_json: bool) -> None:
+    from hisparsed.policy.signals import Lever
+
+    if as_json:
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    modes = ", ".join(
+        f"{lever.value} {answer['overridden'][lever.value]}"
+        for lever in Lever
+        if lever.value in answer["overridden"]
+    )
+    typer.echo(f"frozen      {', '.join(answer['frozen']) or 'nothing'}")
+    typer.echo(f"modes set   {modes or 'none'}")

@@ -1,25 +1,39 @@
-"""The node's document (`hisparsed.yaml`): what the daemon needs to start one node.
+"""The node document (`hisparsed.yaml`): what the daemon needs to start one node.
 
-Reads and checks the file against the machine; starts nothing and opens no sockets. What can
-change while the node runs stands in the policy document instead.
+Reads the file and checks it against the machine. Starts nothing and opens no sockets. What can
+change while the node runs is in the policy document. ``shipped_config`` finds the documents that
+come with the package.
 """
 
 import ipaddress
 import stat
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hisparsed.config.api_limits import ApiLimits
-from hisparsed.config.cuda import CudaConfig
-from hisparsed.config.disaggregation import DisaggregationConfig
 from hisparsed.config.frontend import OWNED_FRONTEND_ARGS, file_problems, in_folder
-from hisparsed.config.reference import ReferenceConfig
-from hisparsed.config.supervision import SupervisionConfig
-from hisparsed.policy.document import Loaded, Problem, load_document, refuse
+from hisparsed.config.sections import (
+    ApiLimits,
+    CudaConfig,
+    DisaggregationConfig,
+    ReferenceConfig,
+    SupervisionConfig,
+)
+from hisparsed.policy.document import Loaded, load_document
+from hisparsed.policy.problems import Problem, refuse
 from hisparsed.policy.units import ByteSize, Duration, format_bytes
+
+
+def shipped_config(name: str) -> Path:
+    """Path of a shipped file, such as "hisparsed.yaml"; raises ``FileNotFoundError``."""
+    path = Path(str(files("hisparsed"))) / "etc" / name
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; the installation is incomplete")
+    return path
+
 
 _LISTEN: Final = "set api.host or api.port"
 _CONNECTORS: Final = "the daemon sets up connectors itself; set host_budget or disaggregation"

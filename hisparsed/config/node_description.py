@@ -10,9 +10,10 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hisparsed.config.shipped import shipped_config
+from hisparsed.config.node import shipped_config
 from hisparsed.errors import UserError
-from hisparsed.policy.document import load_document, refuse
+from hisparsed.policy.document import load_document
+from hisparsed.policy.problems import refuse
 from hisparsed.policy.units import ByteSize, Fraction
 
 Count = Annotated[int, Field(ge=1, le=2**31, strict=True)]

@@ -11,9 +11,9 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
-from hisparsed.control.announce import Announcer
-from hisparsed.control.records import EventKind
-from hisparsed.control.status import BackgroundStatus
+from hisparsed.control.events import Announcer
+from hisparsed.control.journal.records import EventKind
+from hisparsed.control.status.document import BackgroundStatus
 from hisparsed.policy.units import format_duration
 
 log = logging.getLogger("hisparsed.control")

@@ -1,7 +1,8 @@
-"""Looks at configuration files whenever something in their folders changes.
+"""Configuration files that change on disk: the watch, and the node's document.
 
-Editors replace files, and Kubernetes swaps a symbolic link beside them, so folders are watched and
-contents compared. A slow look goes on without any change, for file systems that tell of none.
+Editors replace files and Kubernetes swaps a symbolic link, so folders are watched and contents
+compared; a slow look continues on file systems that report no changes. ``NodeFile`` compares the
+node's document with what runs: a change waits for a restart and is shown as pending.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from typing import Any
 
 import watchfiles
 
+from hisparsed.config.node import NodeConfig
+from hisparsed.control.events import Announcer
+from hisparsed.control.journal.records import EventKind
 from hisparsed.policy.document import read_document
+from hisparsed.policy.keys import PendingRestart, leaves
+from hisparsed.policy.problems import ConfigError
 
 log = logging.getLogger("hisparsed.control")
 
@@ -112,3 +118,69 @@ async def watch_files(
                     SLOW_LOOK_S,
                 )
             await sleep(SLOW_LOOK_S)
+
+
+class NodeFile:
+    """``load`` reads the document as the start of a node does, raising ``ConfigError``.
+
+    ``tell`` gets what only a restart puts in force.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        running: NodeConfig,
+        announcer: Announcer,
+        *,
+        load: Callable[[Path], NodeConfig],
+        tell: Callable[[tuple[PendingRestart, ...]], None],
+    ) -> None:
+        self._path = path
+        self._running = running
+        self._announcer = announcer
+        self._load = load
+        self._tell = tell
+        self._seen: str | None = None
+        self._pending: tuple[PendingRestart, ...] = ()
+
+    def now_runs(self, config: NodeConfig) -> None:
+        """From now on the document is compared with this."""
+        if config == self._running:
+            return
+        self._running = config
+        with contextlib.suppress(ConfigError):  # told when the file was seen to have changed
+            self._pending = differences(config, self._load(self._path))
+            self._tell(self._pending)
+
+    def look(self) -> None:
+        """Compare again if the file is another one than at the last look."""
+        found = fingerprint(self._path)
+        if found == self._seen:
+            return
+        self._seen = found
+        try:
+            pending = differences(self._running, self._load(self._path))
+        except ConfigError as error:
+            said = f"{self._path} has changed, and a restart would fail: {error}"
+            self._announcer.event(EventKind.PENDING_RESTART, said)
+            return
+        except Exception as error:
+            log.exception("%s cannot be judged.", self._path)
+            said = f"{self._path} has changed, and a restart would fail: {unexpected(error)}"
+            self._announcer.event(EventKind.PENDING_RESTART, said)
+            return
+        if pending != self._pending:
+            keys = ", ".join(one.key for one in pending)
+            said = f"A restart would change {keys}." if pending else "No restart is pending."
+            self._announcer.event(EventKind.PENDING_RESTART, f"{self._path} has changed. {said}")
+        self._pending = pending
+        self._tell(pending)
+
+
+def differences(running: NodeConfig, wanted: NodeConfig) -> tuple[PendingRestart, ...]:
+    """Keys whose values differ, in the document's order."""
+    return tuple(
+        PendingRestart(key.name, key.text(running), key.text(wanted))
+        for key in leaves(NodeConfig)
+        if key.value(running) != key.value(wanted)
+    )

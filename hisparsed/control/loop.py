@@ -12,29 +12,35 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from hisparsed.control.announce import Announcer
-from hisparsed.control.board import Board, TickOutcome
-from hisparsed.control.engine_port import EngineGone, EnginePort
-from hisparsed.control.journal import Journal
-from hisparsed.control.ledger_guard import LedgerGuard
-from hisparsed.control.log_table import LEVERS_MOVED
-from hisparsed.control.metrics import ControlMetrics
-from hisparsed.control.observe import command_for, geometry_of, observe
-from hisparsed.control.outcome import bounded, confirm, cycle_sentence, notable_levers
-from hisparsed.control.overrides import Overrides
-from hisparsed.control.policy_news import announce_advance, announce_dropped
-from hisparsed.control.policy_source import PolicySource
-from hisparsed.control.records import Applied, EventKind, TickRecord
-from hisparsed.control.status import Lifecycle
-from hisparsed.control.targets import TargetFile, Targets, restored
+from hisparsed.control.events import Announcer
+from hisparsed.control.holds import Overrides
+from hisparsed.control.journal.journal import Journal
+from hisparsed.control.journal.records import Applied, EventKind, TickRecord
+from hisparsed.control.live_policy import PolicySource
+from hisparsed.control.metrics.collector import ControlMetrics
+from hisparsed.control.observe import (
+    bounded,
+    command_for,
+    confirm,
+    cycle_sentence,
+    geometry_of,
+    notable_levers,
+    observe,
+)
+from hisparsed.control.operator import announce_advance, announce_dropped
+from hisparsed.control.state_files import TargetFile, Targets, restored
+from hisparsed.control.status.current import Board, TickOutcome
+from hisparsed.control.status.document import Lifecycle
+from hisparsed.control.watch import LedgerGuard
 from hisparsed.engine.messages import AdmissionCommand, ApplyResult, EngineReport
+from hisparsed.engine.port import EngineGone, EnginePort
+from hisparsed.logs.event_ids import LEVERS_MOVED
 from hisparsed.policy.bounds import start_blocks
 from hisparsed.policy.decide import decide, start_commands
 from hisparsed.policy.decisions import Commands, Decision
-from hisparsed.policy.health import stalled
+from hisparsed.policy.guards import stalled
 from hisparsed.policy.memory import Memory
-from hisparsed.policy.reasons import Lever
-from hisparsed.policy.signals import Admission, AdmissionOrder, Geometry, Snapshot
+from hisparsed.policy.signals import Admission, AdmissionOrder, Geometry, Lever, Snapshot
 
 log = logging.getLogger("hisparsed.control")
 

@@ -1,25 +1,29 @@
-"""From what the engine and the API side tell to the policy's snapshot, and back to a command.
+"""Translates between the engine and the policy; pure, and keeps nothing.
 
-Pure: times come in as numbers. Judges nothing and keeps nothing.
+``observe`` makes the policy's snapshot of a report, ``command_for`` the engine's command of a
+decision. ``bounded``, ``confirm`` and ``cycle_sentence`` compare a command with what the engine put
+in force, and say so in one sentence. Times come in as numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hisparsed.control.engine_port import ServingCounters
+from hisparsed.control.journal.records import Applied, Confirmation, Difference
 from hisparsed.engine.messages import (
     AdmissionCommand,
     AdmissionOrder,
+    ApplyResult,
     EngineCommand,
     EngineReport,
     GeometryReport,
     GhostReport,
     RequestHotReport,
 )
-from hisparsed.policy.decisions import Commands
-from hisparsed.policy.reasons import Lever
+from hisparsed.engine.port import ServingCounters
+from hisparsed.policy.decisions import Commands, Decision, LeverDecision, Reason
 from hisparsed.policy.signals import (
     Admission,
     Geometry,
@@ -28,6 +32,7 @@ from hisparsed.policy.signals import (
     HiSparsePool,
     HotBuffers,
     LeasePoint,
+    Lever,
     MissPoint,
     OffloadPool,
     Prefix,
@@ -204,3 +209,114 @@ def command_for(commands: Commands) -> EngineCommand | None:
         transition_watermark=commands.watermark,
         admission=engine_admission,
     )
+
+
+_SAME_MULTIPLIER = 1e-6
+
+
+def bounded(command: EngineCommand, result: ApplyResult) -> tuple[Difference, ...]:
+    """Levers that the engine put elsewhere than asked, such as at its own floor."""
+    found: list[Difference] = []
+    target = command.offload_target_blocks
+    if target is not None and target != result.offload_target_blocks:
+        found.append(Difference(Lever.SPLIT, target, result.offload_target_blocks))
+    reserve = command.reserve_target_blocks
+    if reserve is not None and reserve != result.reserve_target_blocks:
+        asked, given = f"{reserve} in reserve", f"{result.reserve_target_blocks} in reserve"
+        found.append(Difference(Lever.SPLIT, asked, given))
+    multiplier = command.multiplier
+    if multiplier is not None and not _same(multiplier, result.multiplier):
+        found.append(Difference(Lever.MULTIPLIER, multiplier, result.multiplier))
+    watermark = command.transition_watermark
+    if isinstance(watermark, int) and watermark != result.transition_watermark:
+        found.append(Difference(Lever.WATERMARK, watermark, result.transition_watermark))
+    admission = command.admission
+    if admission is not None:
+        if admission.order != result.admission_order:
+            found.append(Difference(Lever.ADMISSION, admission.order, result.admission_order))
+        elif admission.max_running not in (None, result.max_running):
+            asked = f"{admission.order}, at most {admission.max_running} running"
+            given = f"{result.admission_order}, at most {result.max_running} running"
+            found.append(Difference(Lever.ADMISSION, asked, given))
+    return tuple(found)
+
+
+def confirm(tick: int, applied: Applied, report: EngineReport) -> Confirmation | None:
+    """Whether what ``applied`` put in force still is; ``None`` when it had failed."""
+    result, command = applied.result, applied.command
+    if result is None:
+        return None
+    seen: list[Difference] = []
+    target = report.host.offload_target_blocks
+    if command.offload_target_blocks is not None and target != result.offload_target_blocks:
+        seen.append(Difference(Lever.SPLIT, result.offload_target_blocks, target))
+    reserve = report.host.reserve_target_blocks
+    if command.reserve_target_blocks is not None and reserve != result.reserve_target_blocks:
+        kept, shown = f"{result.reserve_target_blocks} in reserve", f"{reserve} in reserve"
+        seen.append(Difference(Lever.SPLIT, kept, shown))
+    if command.multiplier is not None and not _same(report.hot.multiplier, result.multiplier):
+        seen.append(Difference(Lever.MULTIPLIER, result.multiplier, report.hot.multiplier))
+    watermark = report.transition_watermark
+    if isinstance(command.transition_watermark, int) and watermark != result.transition_watermark:
+        seen.append(Difference(Lever.WATERMARK, result.transition_watermark, watermark))
+    if command.admission is not None and report.admission_order != result.admission_order:
+        seen.append(Difference(Lever.ADMISSION, result.admission_order, report.admission_order))
+    return Confirmation(tick, tuple(seen))
+
+
+def notable_levers(decision: Decision, previous: Decision | None) -> frozenset[Lever]:
+    """Levers that act, or hold for another reason than in the tick before."""
+    if previous is None:
+        return frozenset(one.lever for one in decision.levers)
+    return frozenset(
+        one.lever
+        for one in decision.levers
+        if one.acts or _said_otherwise(one, previous.of(one.lever))
+    )
+
+
+def _said_otherwise(now: LeverDecision, before: LeverDecision) -> bool:
+    """Another reason, or other advice: in advise mode the advice is the news."""
+    if now.reason is not before.reason:
+        return True
+    advice = (now.cause, now.wanted)
+    return now.reason is Reason.ADVISE_ONLY and advice != (before.cause, before.wanted)
+
+
+def cycle_sentence(
+    decision: Decision,
+    notable: frozenset[Lever],
+    applied: Applied | None,
+    confirmed: Confirmation | None,
+) -> str | None:
+    """One line on what changed in this tick: moves first; ``None`` when nothing did."""
+    acting = [one for one in decision.levers if one.acts]
+    parts = [_with_outcome(one, applied) for one in acting]
+    if not acting:
+        parts += [one.sentence for one in decision.levers if one.lever in notable]
+    if confirmed is not None:
+        parts += [
+            f"The {one.lever} of tick {confirmed.tick} did not stay: {_value(one.wanted)} was put "
+            f"in force and the engine reports {_value(one.found)}."
+            for one in confirmed.differences
+        ]
+    return " ".join(parts) or None
+
+
+def _with_outcome(lever: LeverDecision, applied: Applied | None) -> str:
+    if applied is None:
+        return lever.sentence
+    if applied.error is not None:
+        return f"{lever.sentence} It failed: {applied.error}."
+    for one in applied.bounded:
+        if one.lever is lever.lever:
+            return f"{lever.sentence} The engine bounded it to {_value(one.found)}."
+    return lever.sentence
+
+
+def _same(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=_SAME_MULTIPLIER)
+
+
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"

@@ -15,19 +15,23 @@ from typing import Any
 
 import httpx
 
-from hisparsed.control.client import ControlClient
-from hisparsed.control.records import DecisionView
-from hisparsed.demo.node_process import DemoNode
-from hisparsed.demo.settings import DemoSettings
-from hisparsed.demo.story import NodeRun, in_words, sentences, summary_document
-from hisparsed.engine.names import SERVED_MODEL_NAME
+from hisparsed.control.api.client import ControlClient
+from hisparsed.control.journal.records import DecisionView
+from hisparsed.demo.node import DemoNode, DemoSettings
+from hisparsed.demo.summary import NodeRun, in_words, sentences, summary_document
+from hisparsed.engine.reference.launch import SERVED_MODEL_NAME
 from hisparsed.errors import UserError
 from hisparsed.replay.client import RequestSettings
 from hisparsed.replay.plan import ReplayPlan, choose_sessions
-from hisparsed.replay.prompt import PromptMaker, TokenRange
 from hisparsed.replay.results import ReplayResult
 from hisparsed.replay.runner import Progress, replay
-from hisparsed.replay.scale import ScaledSession, ScaledTrace, scale_trace
+from hisparsed.replay.scaled_trace import (
+    PromptMaker,
+    ScaledSession,
+    ScaledTrace,
+    TokenRange,
+    scale_trace,
+)
 from hisparsed.replay.trace import load_trace
 
 _WATCH_S = 0.5

@@ -1,33 +1,34 @@
 """The engine side of the control path: report and apply, on the engine thread.
 
 Built by our scheduler around vLLM's own managers. Everything is counted where it changes,
-so a report costs time in proportion to running requests, not to blocks or pages.
+so a report costs time in proportion to running requests, not to blocks or pages. Also here: two
+figures that vLLM has and does not keep, the seconds of steps that only decode and the GPU blocks
+that the head of the waiting queue lacked.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
 
-from hisparsed.engine.admission import OldestTurn, WaitingCall, held_prefix_first
-from hisparsed.engine.cache_groups import (
-    chunk_layout,
+from hisparsed.engine.admission import OldestTurn, SessionTable, WaitingCall, held_prefix_first
+from hisparsed.engine.canary_calls import CanaryCalls
+from hisparsed.engine.compat.adapters import ActiveLimit, waiting_queues
+from hisparsed.engine.compat.residency import watch_lost_pages
+from hisparsed.engine.held_prefix import HeldPrefix
+from hisparsed.engine.host.chunks import ChunkLayout, chunk_layout
+from hisparsed.engine.host.ghosts import PoolGhosts
+from hisparsed.engine.host.memory import HostMemory, ReleaseHost
+from hisparsed.engine.host.offload import (
+    fence_stores,
     find_offload_manager,
     find_offloading_scheduler,
 )
-from hisparsed.engine.canary_calls import CanaryCalls
-from hisparsed.engine.chunks import ChunkLayout
-from hisparsed.engine.compat.active_limit import ActiveLimit
-from hisparsed.engine.compat.residency import watch_lost_pages
-from hisparsed.engine.compat.waiting import waiting_queues
-from hisparsed.engine.decode_time import DecodeTime
-from hisparsed.engine.gpu_need import GpuNeed
-from hisparsed.engine.held_prefix import HeldPrefix
-from hisparsed.engine.host_memory import HostMemory, ReleaseHost
-from hisparsed.engine.hot_lease import LeasedHotManager
-from hisparsed.engine.hot_shares import HotShares, HotUnits, ResizeHot
+from hisparsed.engine.hot import HotShares, LeasedHotManager, ResizeHot
+from hisparsed.engine.hot_sizes import HotUnits, lease_scratch
 from hisparsed.engine.messages import (
     AdmissionCommand,
     AdmissionOrder,
@@ -37,12 +38,8 @@ from hisparsed.engine.messages import (
     GeometryReport,
     RequestsReport,
 )
-from hisparsed.engine.pool_ghosts import PoolGhosts
 from hisparsed.engine.request_table import resident_blocks
 from hisparsed.engine.resident import CountingResidentManager
-from hisparsed.engine.scratch import lease_scratch
-from hisparsed.engine.sessions import SessionTable
-from hisparsed.engine.store_fence import fence_stores
 from hisparsed.engine.worker_report import WorkerReport
 
 _DEFAULT_SESSION_TTL_S = 300.0
@@ -371,3 +368,56 @@ class EngineControl:
             if not request.num_preemptions
         ]
         return max(waits, default=None)
+
+
+class DecodeTime:
+    """``query_len``: most tokens of a decoding request in one step."""
+
+    def __init__(self, query_len: int) -> None:
+        self._query_len = query_len
+        self._began_s = 0.0
+        self._decodes = False
+        self.seconds = 0.0
+
+    def pass_begins(self, now_s: float, running: bool) -> None:
+        """``running``: whether requests of the step before still run; else there was a pause."""
+        if self._decodes and running:
+            self.seconds += max(0.0, now_s - self._began_s)
+        self._began_s = now_s
+
+    def pass_ended(self, scheduled: Iterable[int]) -> None:
+        """``scheduled``: tokens of each request in the step that follows this pass."""
+        self._decodes = 0 < max(scheduled, default=0) <= self._query_len
+
+
+class GpuNeed:
+    """Watches ``cache_manager``, vLLM's KV-cache manager, from now on."""
+
+    def __init__(self, cache_manager: Any) -> None:
+        coordinator = cache_manager.coordinator
+        self._manager = cache_manager
+        self._count = coordinator.get_num_blocks_to_allocate
+        self._allocate = cache_manager.allocate_slots
+        self._counted = 0
+        self._refused: tuple[str, int] | None = None
+        coordinator.get_num_blocks_to_allocate = self._counting
+        cache_manager.allocate_slots = self._allocating
+
+    def of(self, request_id: str) -> int | None:
+        """Blocks without which ``request_id`` could not start; ``None`` if it was not tried."""
+        if self._refused is None or self._refused[0] != request_id:
+            return None
+        return self._refused[1]
+
+    def _counting(self, *args: Any, **kwargs: Any) -> int:
+        self._counted = int(self._count(*args, **kwargs))
+        return self._counted
+
+    def _allocating(self, request: Any, *args: Any, reserved_blocks: int = 0, **kwargs: Any) -> Any:
+        blocks = self._allocate(request, *args, reserved_blocks=reserved_blocks, **kwargs)
+        if blocks is None:
+            spare = reserved_blocks
+            if kwargs.get("has_scheduled_reqs"):
+                spare += int(self._manager.watermark_blocks)
+            self._refused = request.request_id, self._counted + spare
+        return blocks

@@ -2,7 +2,8 @@
 
 A prefix counts only where the HiSparse pool and the indexer KV (on the GPU or offloaded)
 both reach. Read-only: recency of what is looked at does not change. A look-up costs a probe a
-block, on the engine thread, so one pass makes a bounded number of them.
+block, on the engine thread, so one pass makes a bounded number of them. What was found before is
+checked and not looked up again: the same answer in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -10,11 +11,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.kv_offload.base import make_offload_key
 
-from hisparsed.engine.remembered import RememberedPrefix
+_hash_of = attrgetter("block_hash")
+
+
+class RememberedPrefix:
+    """``hashes`` of the call, a list that only grows; ``group`` is the cache group looked in."""
+
+    def __init__(self, hashes: Sequence[Any], group: int) -> None:
+        self.hashes = hashes
+        self._group = group
+        self._keys: list[Any] = []
+        self._blocks: list[Any] = []
+
+    def walk(self, table: Any, most: int) -> list[Any]:
+        """vLLM's blocks of the longest cached prefix of at most ``most`` blocks."""
+        keys, blocks = self._keys, self._blocks
+        now = list(map(_hash_of, blocks))
+        if now != keys:
+            kept = next(index for index, key in enumerate(keys) if now[index] != key)
+            del keys[kept:], blocks[kept:]
+        for block_hash in self.hashes[len(blocks) : most]:
+            key = make_block_hash_with_group_id(block_hash, self._group)
+            block = table.get_one_block(key)
+            if block is None:
+                break
+            keys.append(key)
+            blocks.append(block)
+        return blocks[:most]
+
 
 PASS_BLOCKS = 2_048
 """Blocks that one pass probes, give or take one call: a few milliseconds."""

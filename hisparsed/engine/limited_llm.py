@@ -1,12 +1,13 @@
 """vLLM's engine front with the operator's context limit in it.
 
-Every node's front is one of these. Judges lengths, and what vLLM passes on unread; order and
-number of calls are the gate's and the scheduler's.
+Every node's front is one of these. Judges lengths, and ``kv_transfer_params`` that clients send
+through ``vllm_xargs``: vLLM takes text and numbers there, and then reads an object. What stands
+inside the object is for the connector to judge; order and number of calls are not judged here.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,23 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hisparsed.engine.context_limit import CallLength, CallTooLongError, ContextLimit
-from hisparsed.engine.extra_args import TRANSFER, transfer_fault
+
+TRANSFER = "kv_transfer_params"
+_SHOWN = 60
+
+
+def transfer_fault(extra_args: Mapping[str, Any] | None) -> str | None:
+    """Why ``extra_args`` of a call cannot be; ``None`` where they can."""
+    given = extra_args.get(TRANSFER) if extra_args else None
+    if given is None or isinstance(given, Mapping):
+        return None
+    shown = repr(given)
+    if len(shown) > _SHOWN:
+        shown = f"{shown[:_SHOWN]}..."
+    return (
+        f"vllm_xargs.{TRANSFER}: {shown} is not an object; send an object in {TRANSFER} at the top "
+        "of the call, as a prefill node answered it, or leave it out"
+    )
 
 
 class LimitedLLM(AsyncLLM):  # type: ignore[misc]

@@ -1,12 +1,17 @@
 """vLLM general plugin: one control method for the engine core, which ends with its daemon.
 
 vLLM loads general plugins into every process of every vLLM on the machine, so ``register``
-does nothing unless hisparsed launched the process.
+does nothing unless hisparsed launched the process. vLLM stops its engine core when told to; a
+daemon that was killed can no longer tell it, so the process also watches its parent.
 """
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
+import threading
+from multiprocessing.connection import wait
 from typing import Any
 
 LAUNCHED_ENV = "HISPARSED_ENGINE"
@@ -70,7 +75,30 @@ def register() -> None:
         return
     from vllm.v1.engine.core import EngineCore
 
-    from hisparsed.engine.parent_watch import end_with_parent
-
     end_with_parent()
     setattr(EngineCore, CONTROL_METHOD, control)
+
+
+EXIT_PARENT_GONE = 71
+_THREAD_NAME = "hisparsed-parent-watch"
+
+
+def end_with_parent() -> None:
+    """From now on this process ends at once when its parent has; safe to call again.
+
+    Does nothing in a process that multiprocessing did not start.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or any(one.name == _THREAD_NAME for one in threading.enumerate()):
+        return
+    threading.Thread(
+        target=_wait_and_end, args=(parent.sentinel,), name=_THREAD_NAME, daemon=True
+    ).start()
+
+
+def _wait_and_end(sentinel: int) -> None:
+    wait([sentinel])
+    with contextlib.suppress(OSError):
+        os.write(2, b"hisparsed: the daemon is gone; its engine process ends.\n")
+    # Not sys.exit: from a thread that ends only the thread, and there is nobody left to answer.
+    os._exit(EXIT_PARENT_GONE)

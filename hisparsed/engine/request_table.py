@@ -8,28 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
 from hisparsed.engine.messages import RequestRow, RequestTable
+from hisparsed.engine.worker_report import NO_HOT_ROWS, HotRows
 
 MAX_ROWS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class HotRows:
-    """One request's hot buffer as the node's workers count it, in rows over all index groups."""
-
-    capacity: int
-    held: int
-    references: int
-    resident: int
-    hits: int
-    loads: int
-
-
-NO_HOT_ROWS = HotRows(0, 0, 0, 0, 0, 0)
 
 
 class ResidentPages(Protocol):

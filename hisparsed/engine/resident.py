@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.v1.core.single_type_kv_cache_manager import HiSparseResidentManager
 
-from hisparsed.engine.compat.admission_cap import admission_cap
+from hisparsed.engine.compat.adapters import admission_cap
 from hisparsed.engine.compat.residency import ACTIVE_TAIL_PAGES
 
 

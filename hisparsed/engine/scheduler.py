@@ -18,15 +18,20 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from hisparsed.engine.compat.waiting import waiting_queues
+from hisparsed.engine.compat.adapters import waiting_queues
 from hisparsed.engine.control import EngineControl
-from hisparsed.engine.holders import loads_are_done, take_back_from_youngest
-from hisparsed.engine.host_memory import ReleaseHost
-from hisparsed.engine.hot_shares import ResizeHot
+from hisparsed.engine.host.memory import ReleaseHost
+from hisparsed.engine.hot import ResizeHot
 from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport, RequestTable
-from hisparsed.engine.request_table import HotRows, request_table
-from hisparsed.engine.stall import Remedy, StallWatch, StepPicture
-from hisparsed.engine.worker_report import WorkerReport
+from hisparsed.engine.request_table import request_table
+from hisparsed.engine.stall import (
+    Remedy,
+    StallWatch,
+    StepPicture,
+    loads_are_done,
+    take_back_from_youngest,
+)
+from hisparsed.engine.worker_report import HotRows, WorkerReport
 
 log = logging.getLogger("hisparsed.engine")
 

@@ -1,9 +1,12 @@
-"""Finds "nothing runs, something waits, memory is free", and says what to try next.
+"""Where nothing runs, something waits and memory is free: how it is found, and what is tried.
 
-A pure state machine over one picture a step; the scheduler carries the remedies out. Known
-causes are cured where they arise. This is for those that nobody knows yet: remedies go
-from harmless to costly, and the last one fails one call so that the others are served. A
-pool that is busy with transfers, or paused on purpose, is not stalled.
+``StallWatch`` is a pure state machine with one input a step; the scheduler carries the remedies
+out. They go from harmless to costly, and the last one fails one call so that the others are
+served. A pool that is busy with transfers, or paused on purpose, is not stalled.
+
+One cause is known and cured where it arises: a call whose prefix was loaded keeps its blocks until
+it runs, and vLLM preempts running calls only, so two such calls can hold what the other needs. The
+youngest then gives its blocks back and restarts, as a preempted call would.
 """
 
 from __future__ import annotations
@@ -11,6 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+from vllm.v1.request import RequestStatus
+
+from hisparsed.engine.compat.adapters import holders, remove_holder
 
 
 class Remedy(StrEnum):
@@ -116,3 +124,34 @@ def _remedies(waiting: int) -> list[Remedy]:
     # With all tried in turn the first head is at the head again once it has moved once more.
     back = [Remedy.NEXT_IN_LINE] if others else []
     return [Remedy.LIFT_LIMIT, *others, *back, Remedy.FORGET_PREFIX]
+
+
+def loads_are_done(scheduler: Any) -> bool:
+    """Whether no call that holds blocks still waits for its prefix to arrive."""
+    return all(
+        request.status != RequestStatus.WAITING_FOR_REMOTE_KVS
+        or request.request_id in scheduler.finished_recving_kv_req_ids
+        for request in holders(scheduler)
+    )
+
+
+def take_back_from_youngest(scheduler: Any, *, least: int = 2) -> Any:
+    """Free the blocks of the last call that holds some; returns it, or ``None``.
+
+    ``scheduler`` is vLLM's, between passes, with nothing running and nothing in flight. One
+    call alone waits for nobody, so it keeps what it has unless ``least`` is 1.
+    """
+    holding = holders(scheduler)
+    if len(holding) < least or not loads_are_done(scheduler):
+        return None
+    request = holding[-1]
+    remove_holder(scheduler, request)
+    # A finished load must not be taken for the end of the one that it starts next.
+    scheduler.finished_recving_kv_req_ids.discard(request.request_id)
+    scheduler.failed_recving_kv_req_ids.discard(request.request_id)
+    scheduler.kv_cache_manager.free(request)
+    request.num_computed_tokens = 0
+    preempted = bool(request.num_preemptions)
+    request.status = RequestStatus.PREEMPTED if preempted else RequestStatus.WAITING
+    scheduler.waiting.prepend_request(request)
+    return request

@@ -2,18 +2,63 @@
 
 Runs in the API process. Keeps sums only; windows and rates are the policy's business. Reads
 vLLM's stats and keeps no reference to them.
+
+``HiSparseStats`` are vLLM's own counters of hot buffers, which its workers sample once in 2,000
+steps. They are kept with the time of the last sample: an old sample says that nothing is known
+since, never that nothing happened.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from hisparsed.control.engine_port import ServingCounters
-from hisparsed.engine.cuda.hisparse_stats import HiSparseStats
+from hisparsed.engine.port import SampledRows, ServingCounters
+
+CONNECTOR = "HiSparseConnector"
+HITS, MISSES, H2D_BYTES = "cache_hits", "cache_misses", "host_to_device_bytes"
+"""What every version has. Since 0.32 levels and lifetimes of host blocks stand beside them; those
+the host ledger knows itself."""
+
+
+class HiSparseStats:
+    """``ranks``: GPUs that each count the same rows, and load each row over their own link."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._hits = 0
+        self._misses = 0
+        self._h2d_bytes = 0
+        self._sampled_s: float | None = None
+
+    def take(self, connector_stats: Mapping[str, Any] | None, now_s: float) -> None:
+        """Add what one step brought, by connector; every list has a number a rank and group."""
+        data = (connector_stats or {}).get(CONNECTOR) or {}
+        if not data.get(HITS) and not data.get(MISSES):
+            return
+        self._hits += _total(data.get(HITS))
+        self._misses += _total(data.get(MISSES))
+        self._h2d_bytes += _total(data.get(H2D_BYTES))
+        self._sampled_s = now_s
+
+    def rows(self, now_s: float) -> SampledRows | None:
+        """The sums of one GPU, and how old they are; ``None`` before the first sample."""
+        if self._sampled_s is None:
+            return None
+        return SampledRows(
+            hits=self._hits // self._ranks,
+            misses=self._misses // self._ranks,
+            h2d_bytes=self._h2d_bytes // self._ranks,
+            age_s=now_s - self._sampled_s,
+        )
+
+
+def _total(values: Iterable[int] | None) -> int:
+    return sum(int(value) for value in values or ())
 
 
 class HisparsedStatLogger(StatLoggerBase):  # type: ignore[misc]

@@ -1,25 +1,48 @@
-"""One visit of the doctor: read the node's document, look at the machine, judge, put right.
+"""The doctor: one visit before a start, and repeated looks beside a node that serves.
 
-Puts right only what nobody holds: files of dead engines and folders of dead daemons.
+A visit reads the node document, looks at the machine, judges, and removes what dead engines and
+daemons left. What the node's own start would refuse is asked of the launch, not copied. Later looks
+take no port, no lock and no memory, and change nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
-from hisparsed.config.kind import GpuProbe, NodeKind, detect_node_kind
+from hisparsed.config.machine import GpuProbe, NodeKind, detect_node_kind
 from hisparsed.config.node import NodeConfig, load_node_config
+from hisparsed.control.live_policy import PolicySource
+from hisparsed.control.status.document import DoctorFinding, Severity
+from hisparsed.engine.cuda import launch
+from hisparsed.engine.launch import start_method_problem
 from hisparsed.errors import UserError
-from hisparsed.operations.checks import Question, examine
-from hisparsed.operations.engine_start import start_problems
-from hisparsed.operations.findings import Finding
+from hisparsed.operations.checks import WHILE_RUNNING, Finding, Question, examine
 from hisparsed.operations.known_faults import load_known_faults
-from hisparsed.operations.leaks import remove_folder, sweep
-from hisparsed.operations.machine import Machine, read_machine
+from hisparsed.operations.machine import Machine, look_again, read_machine, remove_folder, sweep
 from hisparsed.policy.document import load_document
 from hisparsed.policy.schema import Policy
+
+
+def start_problems(config: NodeConfig, kind: NodeKind) -> tuple[str, ...]:
+    """Sentences that name the setting and what would be right."""
+    problem = start_method_problem(os.environ)
+    found = () if problem is None else (problem,)
+    if kind != "cuda":
+        return found
+    try:
+        policy = PolicySource(config.policy, clock=time.monotonic, wall_clock=time.time)
+    except UserError as error:
+        return (*found, str(error))
+    multiplier = launch.asked_multiplier(config, policy)
+    # What NVML does not tell is the doctor's to say, as a finding.
+    machine = launch.read_machine(tell=lambda _: None)
+    return (*found, *launch.start_problems(config, machine, multiplier, os.environ))
+
 
 _ANY_MEMORY = 2**62
 """A budget beyond the machine's memory is a finding here, not a mistake of the document."""
@@ -82,3 +105,88 @@ _FIXABLE = ("leaked-memory", "dead-daemon")
 
 def _path_of(finding: Finding) -> str:
     return finding.what.partition(" ")[0]
+
+
+_BEFORE_START_ONLY = ("ports", "daemon", "dead-daemon")
+"""Said of a machine that the node has not taken yet; a node that runs has answered them."""
+
+
+class NodeDoctor:
+    """``again`` reads what may have changed since a picture of the machine."""
+
+    def __init__(
+        self,
+        first: Question,
+        *,
+        again: Callable[[Machine, NodeConfig], Machine] = look_again,
+    ) -> None:
+        self._question = first
+        self._again = again
+        self._fixed = [
+            _told(one, first.machine.unix_s)
+            for one in examine(first)
+            if one.check not in (*_BEFORE_START_ONLY, *WHILE_RUNNING)
+        ]
+        self._findings = [*self._fixed, *self._examine(first)]
+
+    @classmethod
+    def before_start(cls, config: NodeConfig, document: Path, kind: NodeKind) -> Self:
+        """Make the first look; call it before the node takes ports, locks and memory."""
+        return cls(
+            Question(
+                config=config,
+                document=document,
+                document_unix_s=document.stat().st_mtime,
+                kind=kind,
+                machine=read_machine(config),
+                faults=load_known_faults(),
+                start_problems=start_problems(config, kind),
+            )
+        )
+
+    @property
+    def findings(self) -> Sequence[DoctorFinding]:
+        return self._findings
+
+    def look(self) -> Sequence[DoctorFinding]:
+        """May block as long as disk and GPU driver do. Raises ``OSError``."""
+        before = self._question
+        now = replace(before, machine=self._again(before.machine, before.config))
+        self._findings = [*self._fixed, *self._examine(now)]
+        return self._findings
+
+    def _examine(self, question: Question) -> list[DoctorFinding]:
+        at_unix_s = question.machine.unix_s
+        return [_told(one, at_unix_s) for one in examine(question, WHILE_RUNNING)]
+
+
+class AbsentDoctor:
+    """Stands in where the machine could not be looked at; says so, and does not look again."""
+
+    def __init__(self, error: Exception, *, at_unix_s: float) -> None:
+        self._finding = DoctorFinding(
+            check="doctor",
+            severity=Severity.WARNING,
+            what=f"the machine could not be looked at: {type(error).__name__}: {error}",
+            why="what a start needs is not known to be there",
+            fix="hisparsed doctor",
+            seen_unix_s=at_unix_s,
+        )
+
+    @property
+    def findings(self) -> Sequence[DoctorFinding]:
+        return [self._finding]
+
+    def look(self) -> Sequence[DoctorFinding]:
+        return self.findings
+
+
+def _told(one: Finding, at_unix_s: float) -> DoctorFinding:
+    return DoctorFinding(
+        check=one.check,
+        severity=one.severity,
+        what=one.what,
+        why=one.why,
+        fix=one.fix,
+        seen_unix_s=at_unix_s,
+    )

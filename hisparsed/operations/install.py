@@ -14,8 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from hisparsed.atomic_file import write_whole
 from hisparsed.errors import UserError
-from hisparsed.whole_file import write_whole
 
 _PLACEHOLDER: Final = "/usr/bin/hisparsed"
 """The program as the shipped unit names it."""

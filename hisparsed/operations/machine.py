@@ -1,7 +1,9 @@
 """What the doctor reads off the machine: one frozen picture, taken once, without judging it.
 
-Everything that touches the operating system or the GPUs stands here, so that the checks are
-functions of a picture. Imports neither vLLM nor torch.
+Everything that touches the operating system or the GPUs is here, so that the checks are functions
+of a picture. Also finds and removes what dead engines and daemons leave; whether a file in /dev/shm
+is still mapped is asked of the kernel, and only files that nobody holds are removed. Imports
+neither vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -20,16 +22,51 @@ from pathlib import Path
 
 import psutil
 
-from hisparsed.config.memory import machine_memory_bytes
+from hisparsed.config.machine import machine_memory_bytes
 from hisparsed.config.node import NodeConfig
-from hisparsed.control.journal_store import FILE_NAME
-from hisparsed.control.socket import is_live
-from hisparsed.daemon.listen import bind_tcp, state_lock
-from hisparsed.daemon.runtime_folder import noted_folder
+from hisparsed.control.api.socket import is_live
+from hisparsed.control.journal.store import FILE_NAME
 from hisparsed.engine.compat.versions import installed_vllm
 from hisparsed.engine.cuda.nvml import GpuReader, GpuReading, nvidia_library
 from hisparsed.errors import UserError
-from hisparsed.operations.leaks import ShmFile, offload_files
+from hisparsed.node.engine.processes import is_held, remove_unheld
+from hisparsed.node.resources import bind_tcp, noted_folder, state_lock
+
+OFFLOAD_FILES = "vllm_offload_*"
+"""vLLM's shared host memory, named after the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShmFile:
+    path: Path
+    size_bytes: int
+    """Memory that it takes, which is less than its length where it has holes."""
+    held: bool | None
+    """Whether some process has it open or mapped; ``None`` where the kernel does not say."""
+
+
+def offload_files(folder: Path) -> list[ShmFile]:
+    """vLLM's files in ``folder``, which is /dev/shm."""
+    found = []
+    for path in sorted(folder.glob(OFFLOAD_FILES)):
+        try:
+            size_bytes = path.lstat().st_blocks * 512
+            found.append(ShmFile(path, size_bytes, is_held(path)))
+        except FileNotFoundError:
+            continue  # its engine has just removed it
+    return found
+
+
+def sweep(file: ShmFile) -> bool:
+    """Remove a file that nobody holds; says whether it is gone. Looks again right before."""
+    return remove_unheld(file.path)
+
+
+def remove_folder(folder: Path) -> bool:
+    """Remove a runtime folder of a dead daemon; says whether it is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
 
 SHM = Path("/dev/shm")  # noqa: S108 (the kernel's, not a temporary file)
 _NODES = Path("/sys/devices/system/node")

@@ -1,13 +1,15 @@
-"""How vLLM lays KV memory out for a described node: groups, block bytes, copies, padding.
+"""How vLLM lays out KV memory for a described node: groups, block bytes, copies, padding.
 
-Arithmetic only. Two layouts exist of each node: with the rows the model really has, and with
-those that vLLM's published concurrency calculator counts with.
+Arithmetic only. A node has two layouts: one with the rows that the model really has, one with the
+rows that vLLM's published concurrency calculator counts. Also the sizes of a scaled part of a
+node, as the simulated node runs it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 
 from hisparsed.config.node_description import NodeDescription
@@ -121,3 +123,14 @@ def packed_groups(units: list[int], page_bytes: int, indexer_bytes: int) -> list
 
 def _aligned(count: int) -> int:
     return -(-count // HOST_ALIGNMENT) * HOST_ALIGNMENT
+
+
+def scaled_seqs(node: NodeDescription, scale: Fraction) -> int:
+    """Requests that the part may run at once."""
+    return max(1, math.ceil(node.engine.max_num_seqs * scale))
+
+
+def step_tokens(node: NodeDescription, scale: Fraction) -> int:
+    """Tokens of one step of the part; room for a step of every request at least."""
+    least = max(2 * node.engine.block_tokens, scaled_seqs(node, scale) * node.query_len)
+    return max(least, math.ceil(node.engine.max_num_batched_tokens * scale))

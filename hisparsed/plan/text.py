@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hisparsed.plan.document import ContextPlan, Plan
+from hisparsed.plan.sizing import ContextPlan, Plan
 from hisparsed.policy.units import format_bytes
 
 _GIB = 2**30

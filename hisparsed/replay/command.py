@@ -1,32 +1,101 @@
 """The `hisparsed replay` command: reads files, asks the endpoint, runs, prints, writes records.
 
-The thin shell around the library; a caller with a plan of its own uses `runner.replay` instead.
+Shows progress on standard error, as a bar on a terminal and as a line now and then elsewhere;
+standard output stays clean for results. A caller with a plan of its own uses `runner.replay`.
 """
 
 import asyncio
 import json
 import signal
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, cast, get_args
+from typing import Protocol, TextIO, cast, get_args
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
 from hisparsed.errors import UserError
-from hisparsed.replay.arrivals import poisson_arrivals, recorded_arrivals
-from hisparsed.replay.client import PromptFormat, RequestSettings
-from hisparsed.replay.display import progress_display
-from hisparsed.replay.endpoint import ServedModel, http_client, served_model
-from hisparsed.replay.figures import figures
-from hisparsed.replay.model import Trace
-from hisparsed.replay.options import parse_duration_s, parse_scale, parse_token_range
-from hisparsed.replay.plan import ReplayPlan, choose_sessions, limit_calls
-from hisparsed.replay.prompt import PromptMaker
-from hisparsed.replay.results import CallResult, ReplayResult
-from hisparsed.replay.runner import replay
-from hisparsed.replay.scale import ScaledSession, scale_trace
-from hisparsed.replay.summary import summarise
-from hisparsed.replay.trace import SHIPPED_TRACE, load_trace
+from hisparsed.replay.client import (
+    PromptFormat,
+    RequestSettings,
+    ServedModel,
+    http_client,
+    served_model,
+)
+from hisparsed.replay.plan import (
+    ReplayPlan,
+    choose_sessions,
+    limit_calls,
+    parse_duration_s,
+    parse_scale,
+    parse_token_range,
+    poisson_arrivals,
+    recorded_arrivals,
+)
+from hisparsed.replay.results import CallResult, ReplayResult, summarise
+from hisparsed.replay.runner import Progress, replay
+from hisparsed.replay.scaled_trace import PromptMaker, ScaledSession, figures, scale_trace
+from hisparsed.replay.trace import SHIPPED_TRACE, Trace, load_trace
+
+PLAIN_INTERVAL_S = 10.0
+
+
+class Display(Protocol):
+    """Takes a replay's progress."""
+
+    def __call__(self, progress: Progress) -> None: ...
+
+
+class PlainLines:
+    """One line at the first call, then at most one in `PLAIN_INTERVAL_S`, and one at the last."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._next_at_s = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.seconds < self._next_at_s and progress.done < progress.total:
+            return
+        self._next_at_s = progress.seconds + PLAIN_INTERVAL_S
+        print(
+            f"{progress.done}/{progress.total} calls, {_state(progress)}, {progress.seconds:.0f} s",
+            file=self._out,
+            flush=True,
+        )
+
+
+@contextmanager
+def progress_display(out: TextIO, total: int) -> Iterator[Display]:
+    """A display on `out` for a replay of `total` calls."""
+    if not out.isatty():
+        yield PlainLines(out)
+        return
+    columns = (
+        TextColumn("replay"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=Console(file=out)) as bar:
+        task = bar.add_task("", total=total)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=progress.done, description=_state(progress))
+
+        yield show
+
+
+def _state(progress: Progress) -> str:
+    return (
+        f"{progress.failed} failed, {progress.retries} sent again, "
+        f"{progress.tokens_in:,} tokens in, {progress.tokens_out:,} out"
+    )
+
 
 EXIT_INTERRUPTED = 130
 _PROBE_TIMEOUT_S = 30.0

@@ -1,16 +1,96 @@
-"""What to replay, decided before the first call: which sessions, how fast, until when.
+"""What to replay, decided before the first call: which sessions, when they start, until when.
 
-Pure. Everything random is drawn here from one seed, and `limit_calls` cuts the trace itself, so two
-replays of one plan send the same calls whatever the endpoint does.
+Also reads the values that operators type: scales, durations, token ranges, files of arrivals.
+Arrivals are seconds from the start of the replay, in order; calls inside a session follow the
+session's own responses. Everything random is drawn here from one seed, and `limit_calls` cuts the
+trace itself, so two replays of one plan send the same calls whatever the endpoint does.
 """
 
+import csv
 import random
+import re
 from dataclasses import dataclass
+from datetime import datetime
+from fractions import Fraction
+from pathlib import Path
 
 from hisparsed.errors import UserError
 from hisparsed.replay.client import RequestSettings
-from hisparsed.replay.prompt import PromptMaker
-from hisparsed.replay.scale import ScaledSession, ScaledTrace
+from hisparsed.replay.scaled_trace import PromptMaker, ScaledSession, ScaledTrace, TokenRange
+from hisparsed.replay.trace import text_lines
+
+_SECONDS_PER = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_scale(text: str) -> Fraction:
+    """`1/16`, `0.25` or `2`."""
+    match = re.fullmatch(r"\d{1,9}(?:\.\d{1,9}|/0*[1-9]\d{0,8})?", text.strip())
+    factor = Fraction(match[0]) if match else Fraction(0)
+    if factor <= 0:
+        raise UserError(
+            f"--scale: {text!r} is not right; need a number above 0 such as 1/16 or 0.25"
+        )
+    return factor
+
+
+def parse_duration_s(option: str, text: str) -> float:
+    """`500ms`, `60s`, `5m` or `1h`, in seconds, above 0."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*", text)
+    seconds = float(match[1]) * _SECONDS_PER[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise UserError(f"{option}: {text!r} is not right; need a duration such as 60s, 5m or 1h")
+    return seconds
+
+
+def parse_token_range(text: str) -> TokenRange:
+    """`LOW:HIGH`: ids from LOW to below HIGH."""
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip())
+    if not match:
+        raise UserError(f"--token-range: {text!r} is not right; need LOW:HIGH such as 32:127")
+    return TokenRange(int(match[1]), int(match[2]))
+
+
+_COLUMN = "TIMESTAMP"
+
+
+def recorded_arrivals(path: Path) -> tuple[float, ...]:
+    """Arrivals of a CSV (gzip or plain) with a TIMESTAMP column, the first at 0 s.
+
+    Raises UserError naming file and line for a missing column or a value that is not a time.
+    """
+    numbered = list(text_lines(path))
+    header = next(csv.reader([numbered[0][1]]))
+    if _COLUMN not in header:
+        raise UserError(
+            f"{path}: line 1: the columns are {', '.join(header):.80}; need a column {_COLUMN}"
+        )
+    column = header.index(_COLUMN)
+    times: list[float] = []
+    for number, text in numbered[1:]:
+        row = next(csv.reader([text]))
+        times.append(_instant(row[column] if column < len(row) else "", path, number))
+    if not times:
+        raise UserError(f"{path}: no arrivals after the header; at least one line is needed")
+    first = min(times)
+    return tuple(sorted(at - first for at in times))
+
+
+def _instant(value: str, path: Path, line: int) -> float:
+    try:
+        # Seconds come with seven decimals; datetime takes six.
+        return datetime.fromisoformat(f"{value[:26]}+00:00").timestamp()
+    except ValueError as error:
+        right = "a time such as 2023-11-16 18:15:46.6805900"
+        raise UserError(f"{path}: line {line}: {_COLUMN}: found {value!r}; need {right}") from error
+
+
+def poisson_arrivals(count: int, rate_per_s: float, seed: int) -> tuple[float, ...]:
+    """`count` arrivals at `rate_per_s` sessions a second on average, the first at 0 s."""
+    draw = random.Random(seed)
+    arrivals = [0.0]
+    while len(arrivals) < count:
+        arrivals.append(arrivals[-1] + draw.expovariate(rate_per_s))
+    return tuple(arrivals)
 
 
 @dataclass(frozen=True, slots=True)

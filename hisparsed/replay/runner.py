@@ -11,12 +11,17 @@ from typing import Any
 
 import httpx
 
-from hisparsed.replay.client import CompletionClient, OutgoingCall
-from hisparsed.replay.clock import Clock, SystemClock
-from hisparsed.replay.endpoint import http_client, read_preemptions
+from hisparsed.replay.client import (
+    Clock,
+    CompletionClient,
+    OutgoingCall,
+    SystemClock,
+    http_client,
+    read_preemptions,
+)
 from hisparsed.replay.plan import ReplayPlan
 from hisparsed.replay.results import CallResult, ReplayResult, StopReason
-from hisparsed.replay.scale import ScaledCall, ScaledSession
+from hisparsed.replay.scaled_trace import ScaledCall, ScaledSession
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
-"""The `hisparsed simulate` command: runs, then tables, JSON, plots and a report.
+"""The `hisparsed simulate` command: runs, progress, tables, and the folder of `--out`.
 
-The thin shell around the library: everything is checked before the first run starts.
+Everything is checked before the first run starts. In the folder, files that an earlier run of this
+command wrote are replaced and files of others stay. `journals.txt` lists the journals; a folder
+without it was not written by this command.
 """
 
 from __future__ import annotations
@@ -8,30 +10,180 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from hisparsed.errors import UserError
 from hisparsed.policy.units import counted
-from hisparsed.replay.options import parse_duration_s
-from hisparsed.simulate.change import after_change
-from hisparsed.simulate.display import progress_display
-from hisparsed.simulate.folder import REPORT, RESULTS, begin_folder, check_folder
-from hisparsed.simulate.measures import Measures
-from hisparsed.simulate.options import SimulateOptions, scenarios_of
-from hisparsed.simulate.plots import draw_all, require_plots
+from hisparsed.replay.plan import parse_duration_s
 from hisparsed.simulate.policies import PolicyChoice, choose_policies
-from hisparsed.simulate.report import write_report
-from hisparsed.simulate.scale_error import ScaleError, error_text, scale_error
-from hisparsed.simulate.scenario import Scenario
+from hisparsed.simulate.report import (
+    PLOT_FILES,
+    draw_all,
+    require_plots,
+    results_text,
+    write_report,
+)
+from hisparsed.simulate.results import (
+    Limits,
+    Measures,
+    PolicyResult,
+    ScaleError,
+    after_change,
+    error_text,
+    paired,
+    scale_error,
+    summarise,
+)
+from hisparsed.simulate.scenario import Scenario, SimulateOptions, scenarios_of
 from hisparsed.simulate.sizes import fitting_sizes
-from hisparsed.simulate.summary import Limits, PolicyResult, paired, summarise
-from hisparsed.simulate.table import results_text
+
+
+class Display(Protocol):
+    def begin(self, label: str) -> None:
+        """Another run starts."""
+        ...
+
+    def at(self, seconds: float) -> None:
+        """Virtual seconds of it that are done."""
+        ...
+
+
+class _Lines:
+    def __init__(self, out: TextIO, runs: int) -> None:
+        self._out = out
+        self._runs = runs
+        self._run = 0
+
+    def begin(self, label: str) -> None:
+        self._run += 1
+        print(f"run {self._run} of {self._runs}: {label}", file=self._out, flush=True)
+
+    def at(self, seconds: float) -> None:
+        """A line a run is enough."""
+
+
+class _Bar:
+    def __init__(self, bar: Bar, runs: int, duration_s: float) -> None:
+        self._bar = bar
+        self._duration_s = duration_s
+        self._task = bar.add_task("", total=runs * duration_s)
+        self._before_s = -duration_s
+
+    def begin(self, label: str) -> None:
+        self._before_s += self._duration_s
+        self._bar.update(self._task, completed=self._before_s, description=label)
+
+    def at(self, seconds: float) -> None:
+        self._bar.update(self._task, completed=self._before_s + seconds)
+
+
+@contextmanager
+def progress_display(out: TextIO, runs: int, duration_s: float) -> Iterator[Display]:
+    """A display on ``out`` for ``runs`` runs of ``duration_s`` virtual seconds."""
+    if not out.isatty():
+        yield _Lines(out, runs)
+        return
+    columns = (
+        TextColumn("simulate"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=Console(file=out)) as bar:
+        yield _Bar(bar, runs, duration_s)
+
+
+LIST, RESULTS, REPORT = "journals.txt", "results.json", "report.html"
+_FILES = (RESULTS, REPORT, *PLOT_FILES)
+_TITLE = "Written by hisparsed simulate; each journal folder and its run.\n"
+_JOURNAL = re.compile(r"journal-\d+", re.ASCII)
+_JOURNAL_FILE = "journal.sqlite"
+
+
+def check_folder(folder: Path) -> None:
+    """Make ``folder``, changing nothing in it.
+
+    Raises ``UserError`` where it cannot be made or holds what this command did not write.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        there = {path.name: path for path in folder.iterdir()}
+    except OSError as error:
+        raise UserError(
+            f"--out: {folder} cannot be a folder ({error.strerror}); name one that is there or can "
+            "be made"
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"--out: {folder} cannot be written; name a folder that can")
+    for name in (LIST, *_FILES):
+        if name in there and (there[name].is_symlink() or not there[name].is_file()):
+            raise UserError(f"--out: {there[name]} is no file; move it, or name another folder")
+    ours = _listed(folder)
+    for name, path in sorted(there.items()):
+        strange = name in _FILES and ours is None
+        if _JOURNAL.fullmatch(name):
+            strange = name not in (ours or ()) or _is_foreign(path)
+        if strange or (name == LIST and ours is None):
+            raise UserError(
+                f"--out: {path} was not written by this command; move it, or name another folder"
+            )
+
+
+def begin_folder(folder: Path, runs: Sequence[str | None]) -> list[Path | None]:
+    """Remove what an earlier run of this command left; a place for the journal of each run.
+
+    ``None`` is a run without a journal. Call ``check_folder`` before. Raises ``UserError``.
+    """
+    journals = {f"journal-{number}": run for number, run in enumerate(runs)}
+    try:
+        for name in _listed(folder) or ():
+            journal = folder / name
+            if journal.is_dir():
+                for file in journal.iterdir():
+                    file.unlink()
+                journal.rmdir()
+        for name in _FILES:
+            (folder / name).unlink(missing_ok=True)
+        lines = [f"{name}  {run}\n" for name, run in journals.items() if run is not None]
+        (folder / LIST).write_text(_TITLE + "".join(lines), "utf-8")
+    except OSError as error:
+        raise UserError(f"--out: {folder} cannot be written: {error.strerror}") from None
+    return [None if run is None else folder / name for name, run in journals.items()]
+
+
+def _listed(folder: Path) -> list[str] | None:
+    """Journals that this command wrote; ``None`` where it wrote nothing."""
+    try:
+        text = (folder / LIST).read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    if not text.startswith(_TITLE):
+        return None
+    first = [line.partition(" ")[0] for line in text.splitlines()[1:]]
+    return [name for name in first if _JOURNAL.fullmatch(name)]
+
+
+def _is_foreign(journal: Path) -> bool:
+    """Whether something in it is no file of a journal."""
+    if journal.is_symlink() or not journal.is_dir():
+        return True
+    return any(
+        file.is_dir() or not file.name.startswith(_JOURNAL_FILE) for file in journal.iterdir()
+    )
 
 
 @dataclass

@@ -1,25 +1,29 @@
-"""Which policy steers a run: `--policy` and `--sweep` as documents, and stock vLLM beside them.
+"""Which policy controls a run: `--policy` and `--sweep` as documents, and stock vLLM beside them.
 
-A policy is written NAME or NAME,KEY=VALUE,...: a shipped policy, a file, `stock` or `standard`; the
+A policy is written NAME or NAME,KEY=VALUE,...: a shipped policy, a file, `stock` or `standard`. The
 keys are those of the policy document. `pools.hisparse=75%` stands for a split that is fixed there;
-`copies=8`, `offload.policy | threshold | prompt_only` and `host.budget=1TiB` are of the node, not
-of the document.
+`copies=8`, `offload.policy | threshold | prompt_only` and `host.budget=1TiB` belong to the node,
+not to the document. For a part of a node the sizes and counts of a document are scaled; shares
+and times are not, and rates reach the policy as those of the whole node.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hisparsed.config.shipped import shipped_config
+from hisparsed.config.node import shipped_config
 from hisparsed.errors import UserError
-from hisparsed.plan.budget import parse_budget
+from hisparsed.plan.sizing import parse_budget
 from hisparsed.policy.effective import parse_policy
-from hisparsed.policy.units import parse_fraction
+from hisparsed.policy.schema_types import size_or_share
+from hisparsed.policy.units import parse_bytes, parse_fraction
 from hisparsed.policy.yaml_tree import read_tree
 
 STOCK = "stock"
@@ -253,3 +257,53 @@ def _share(place: str, text: str) -> float:
         raise UserError(
             f"{place}: {text!r} is not a share; write a percentage such as 75%"
         ) from None
+
+
+_BOUNDS = ("floor", "ceiling", "start")
+_SIZES = {
+    *(f"pools.{pool}.{key}" for pool in ("hisparse", "offload") for key in _BOUNDS),
+    "pools.reserve",
+    "rebalance.dead_band.absolute",
+}
+"""Bytes where they are no shares."""
+_COUNTS = {
+    "watermark.value",
+    "admission.max_running",
+    "admission.max_waiting_sessions",
+}
+"""Whole numbers; a part of one is rounded up."""
+
+
+def policy_text_of_part(policy: PolicyChoice, scale: Fraction) -> str | None:
+    """The document for ``scale`` of the node; the same where it states nothing of that kind."""
+    if policy.text is None or scale == 1:
+        return policy.text
+    tree: dict[str, Any] = read_tree(policy.text, policy.name).value
+    changed = _scale_section(tree, "", scale)
+    return yaml.safe_dump(tree, sort_keys=False) if changed else policy.text
+
+
+def _scale_section(section: dict[str, Any], prefix: str, scale: Fraction) -> bool:
+    """In place; whether anything changed."""
+    changed = False
+    for name, value in section.items():
+        key = f"{prefix}{name}"
+        if key == "schedules":
+            for entry in value or ():
+                if isinstance(entry.get("set"), dict):
+                    changed |= _scale_section(entry["set"], "", scale)
+        elif isinstance(value, dict):
+            changed |= _scale_section(value, f"{key}.", scale)
+        else:
+            scaled = _scaled_value(key, value, scale)
+            changed |= scaled != value
+            section[name] = scaled
+    return changed
+
+
+def _scaled_value(key: str, value: Any, scale: Fraction) -> Any:
+    if key in _COUNTS and isinstance(value, int):
+        return math.ceil(value * scale)
+    if key in _SIZES and value is not None and size_or_share(value) == "size":
+        return f"{math.floor(parse_bytes(value) * scale)}B"
+    return value

@@ -1,28 +1,213 @@
-"""One policy on one workload on one simulated node: starts it, measures it.
+"""One policy on one workload on one simulated node: starts it, drives it, measures it.
 
-Everything that decides the outcome is in ``Scenario``, ``PolicyChoice`` and the seed. Imports
-vLLM, which takes its time; what only reads options does not need this module.
+One loop over virtual time. Nothing sleeps: a step takes as long as it costs, and while nothing can
+be computed time moves to the next event. ``Scenario``, ``PolicyChoice`` and the seed decide the
+outcome. Imports vLLM, which takes seconds; a module that only reads options does not need this one.
 """
 
 from __future__ import annotations
 
 import gc
+import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from hisparsed.control.board import TickOutcome
+from hisparsed.control.status.current import TickOutcome
 from hisparsed.engine.messages import EngineCommand
-from hisparsed.engine.simulated.node import SimulatedNode
+from hisparsed.engine.simulated.node import SimulatedCall, SimulatedNode
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions
 from hisparsed.errors import UserError
-from hisparsed.policy.reasons import Lever
-from hisparsed.simulate.control_side import ControlSide, LoopControl, StaticControl
-from hisparsed.simulate.driver import Driver
-from hisparsed.simulate.measures import Measures
+from hisparsed.policy.signals import Lever
+from hisparsed.simulate.control import ControlSide, Gate, LoopControl, StaticControl, Verdict
 from hisparsed.simulate.policies import PolicyChoice
+from hisparsed.simulate.results import BareSample, CallTimes, Measures, sample_of
 from hisparsed.simulate.scenario import Scenario
 from hisparsed.simulate.sizes import fitting_sizes
-from hisparsed.simulate.workload import ClosedLoop, Mixed, OpenLoop, Players
+from hisparsed.simulate.workload import ClosedLoop, Mixed, OpenLoop, PlannedCall, Play, Players
+
+SAMPLE_S = 1.0
+STUCK_STEP_S = 0.05
+"""How far time goes when requests wait, nothing moves and nothing else is due."""
+
+
+@dataclass(slots=True, eq=False)
+class _Playing:
+    play: Play
+    number: int
+    call: PlannedCall
+    times: CallTimes | None = None
+    """Of its call, from the first time that the client sent it until the engine has it."""
+
+
+class Driver:
+    """One run. ``progress`` gets virtual seconds done."""
+
+    def __init__(
+        self,
+        node: SimulatedNode,
+        control: ControlSide,
+        players: Players,
+        measures: Measures,
+        *,
+        think_scale: float = 1.0,
+        progress: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
+        self._node = node
+        self._control = control
+        self._players = players
+        self._measures = measures
+        self._think_scale = think_scale
+        self._progress = progress
+        self._due: list[tuple[float, int, _Playing]] = []
+        self._order = 0
+        self._open: dict[str, tuple[_Playing, CallTimes]] = {}
+        self._gate: Gate[_Playing] = Gate()
+
+    def run(self) -> Measures:
+        """Until the measures' end; returns them filled."""
+        node, clock, measures = self._node, self._node.clock, self._measures
+        self._control.start()
+        for play in self._players.first():
+            self._begin(play)
+        next_tick_s, next_sample_s = self._control.tick_s, SAMPLE_S
+        before: tuple[int, int] | None = None
+        while clock.now_s() < measures.until_s:
+            now_s = clock.now_s()
+            if before is None and now_s >= measures.from_s:
+                before = node.tally.preemptions, node.tally.steps
+            while self._due and self._due[0][0] <= now_s:
+                at_s, _, playing = heapq.heappop(self._due)
+                self._arrive(playing, at_s)
+            self._let_in(now_s)
+            if now_s >= next_tick_s:
+                self._control.tick()
+                next_tick_s = max(next_tick_s + self._control.tick_s, now_s)
+            if now_s >= next_sample_s:
+                self._sample()
+                next_sample_s = max(next_sample_s + SAMPLE_S, now_s)
+            upcoming_s = min(next_tick_s, next_sample_s, measures.until_s)
+            if self._due:
+                upcoming_s = min(upcoming_s, self._due[0][0])
+            if not node.busy:
+                clock.advance_to(upcoming_s)
+                continue
+            self._step(upcoming_s)
+        preemptions, steps = before or (node.tally.preemptions, node.tally.steps)
+        measures.preemptions = node.tally.preemptions - preemptions
+        measures.steps = node.tally.steps - steps
+        return measures
+
+    def _step(self, upcoming_s: float) -> None:
+        clock = self._node.clock
+        emitted, executed = self._node.step()
+        for one in emitted:
+            playing, times = self._open[one.request_id]
+            if one.cached_tokens is not None:
+                times.cached_tokens = one.cached_tokens
+            if one.tokens and times.first_token_s is None:
+                times.first_token_s = clock.now_s()
+            if one.finished:
+                times.finished_s = clock.now_s()
+                times.failed = one.failed
+                del self._open[one.request_id]
+                self._gate.finished(playing)
+                self._next_call(playing)
+        if executed or not self._node.busy:
+            return
+        copy_s = self._node.next_copy_done_s()
+        if copy_s is None:
+            # A copy that has just ended is acknowledged with the next step, at the same time.
+            clock.advance_to(min(upcoming_s, clock.now_s() + STUCK_STEP_S))
+        else:
+            clock.advance_to(min(upcoming_s, copy_s))
+
+    # --- sessions -----------------------------------------------------------------------
+
+    def _begin(self, play: Play) -> None:
+        self._at(play.start_s, _Playing(play, play.first_call, next(play.calls)))
+
+    def _next_call(self, playing: _Playing) -> None:
+        now_s, play = self._node.clock.now_s(), playing.play
+        call = next(play.calls, None)
+        if call is not None:
+            playing.call = call
+            playing.number += 1
+            at_s = now_s + call.think_s * self._think_scale
+            if at_s < play.until_s:
+                self._at(at_s, playing)
+            return
+        self._next_play(play, now_s)
+
+    def _next_play(self, play: Play, now_s: float) -> None:
+        following = self._players.following(play, now_s)
+        if following is not None:
+            self._begin(following)
+
+    def _at(self, at_s: float, playing: _Playing) -> None:
+        self._order += 1
+        heapq.heappush(self._due, (at_s, self._order, playing))
+
+    def _arrive(self, playing: _Playing, at_s: float) -> None:
+        """``at_s`` is when the client sent it; steps take time, so that may be a little ago."""
+        call, now_s = playing.call, self._node.clock.now_s()
+        verdict = self._gate.arrive(
+            playing,
+            tokens=call.input_tokens + call.output_tokens,
+            new_session=playing.number == playing.play.first_call,
+            admission=self._control.admission,
+            waiting=self._node.counts()[1],
+            now_s=now_s,
+        )
+        if verdict is Verdict.TOO_LONG:
+            # A client cannot go on with a session whose next call is too long.
+            self._measures.count_refusal(now_s)
+            self._next_play(playing.play, now_s)
+            return
+        times = playing.times
+        if times is None:
+            times = CallTimes(
+                playing.play.name, playing.number, call.input_tokens, call.output_tokens, at_s
+            )
+            playing.times = times
+            self._measures.calls.append(times)
+        if verdict is Verdict.SEND:
+            self._send(playing, times)
+        elif verdict is Verdict.REFUSED:
+            self._refuse(playing)
+
+    def _let_in(self, now_s: float) -> None:
+        due = self._gate.due(self._control.admission, self._node.counts()[1], now_s)
+        for playing in due.send:
+            if playing.times is not None:
+                self._send(playing, playing.times)
+        for playing in due.refused:
+            self._refuse(playing)
+
+    def _refuse(self, playing: _Playing) -> None:
+        """As a client does that got 429 with Retry-After."""
+        admission, now_s = self._control.admission, self._node.clock.now_s()
+        self._measures.count_refusal(now_s)
+        after_s = 0.0 if admission is None else admission.retry_after_s
+        self._at(now_s + after_s, playing)
+
+    def _send(self, playing: _Playing, times: CallTimes) -> None:
+        call, playing.times = playing.call, None
+        request_id = f"{playing.play.name}.{playing.number}"
+        self._open[request_id] = (playing, times)
+        self._node.add(
+            SimulatedCall(request_id, call.blocks, call.input_tokens, call.output_tokens)
+        )
+
+    def _sample(self) -> None:
+        node, now_s = self._node, self._node.clock.now_s()
+        self._progress(now_s)
+        serving = node.serving()
+        tokens = (serving.prefix_hit_tokens, serving.prompt_tokens, serving.generated_tokens)
+        link_bytes = node.tally.gather_bytes + node.copied_bytes()
+        report = node.take_report() if node.hisparse else None
+        bare = BareSample(now_s, *node.counts(), node.gpu_free_blocks(), *tokens, link_bytes)
+        self._measures.samples.append(sample_of(bare, report))
 
 
 def run_policy(

@@ -1,7 +1,7 @@
-"""What one policy gets of a scaled node: the longest call, hot rows, host memory.
+"""What one policy gets of a scaled node: longest call, hot rows, host memory, geometry.
 
-Checked by arithmetic, so that what vLLM would refuse is told before anything starts. Imports no
-vLLM.
+Checked by arithmetic, so that what vLLM or the policy would refuse is reported before the first
+run. Imports no vLLM.
 """
 
 from __future__ import annotations
@@ -10,18 +10,53 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hisparsed.engine.scratch import scratch_block_count
+from hisparsed.engine.hot_sizes import scratch_block_count
 from hisparsed.errors import UserError
-from hisparsed.plan.layout import real_layout, simulated_layout, stock_copies
-from hisparsed.plan.scaled import scaled_seqs, step_tokens
+from hisparsed.plan.layout import (
+    real_layout,
+    scaled_seqs,
+    simulated_layout,
+    step_tokens,
+    stock_copies,
+)
 from hisparsed.policy.bounds import engine_multiplier, problems, vllm_multiplier
-from hisparsed.policy.document import ConfigError
 from hisparsed.policy.effective import CheckedPolicy, check_policy, parse_policy
+from hisparsed.policy.problems import ConfigError
+from hisparsed.policy.signals import Geometry
 from hisparsed.policy.units import format_bytes
-from hisparsed.simulate.geometry import expected_geometry
-from hisparsed.simulate.part import policy_text_of_part
-from hisparsed.simulate.policies import PolicyChoice
+from hisparsed.simulate.policies import PolicyChoice, policy_text_of_part
 from hisparsed.simulate.scenario import Scenario
+
+
+def expected_geometry(
+    scenario: Scenario, *, host_budget: int, lease_rows: int, max_model_len: int, copies: int
+) -> Geometry:
+    """``host_budget`` is bytes of the whole node, ``lease_rows`` those of the largest lease."""
+    node, scale = scenario.node, scenario.scale
+    layout = simulated_layout(node)
+    tokens, host_block, chunk = layout.block_tokens, layout.host_block_bytes, layout.chunk_bytes
+    return Geometry(
+        block_tokens=tokens,
+        host_block_bytes=host_block,
+        offload_chunk_tokens=tokens,
+        offload_chunk_bytes=chunk,
+        offload_copies=copies,
+        chunks_per_host_block=host_block // (chunk * copies),
+        # vLLM keeps one block as its null block.
+        budget_blocks=int(host_budget * scale) // host_block - 1,
+        max_model_len=max_model_len,
+        topk=layout.topk,
+        decode_query_len=node.query_len,
+        gpu_blocks_total=int(layout.gpu_blocks * scale),
+        hot_block_rows=tokens,
+        hot_groups=layout.hot_groups,
+        max_lease_blocks=layout.pages(lease_rows),
+        max_num_seqs=scaled_seqs(node, scale),
+        row_bytes=host_block // tokens // layout.hot_groups,
+        min_lease_rows=layout.topk,
+        max_step_tokens=step_tokens(node, scale),
+    )
+
 
 MOST_LEASE_ROWS = 32_704
 """Slots of a hot buffer are numbered in 16 bits."""

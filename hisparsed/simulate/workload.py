@@ -1,8 +1,9 @@
-"""Recorded traces as calls of a simulated node: names of blocks, pauses, who plays what.
+"""Traces as calls of a simulated node: block names, pauses, which user plays which session when.
 
-Blocks get names, not tokens: equal names are equal prefixes. An answer's blocks have the names
-that the session's next prompt gives those positions, where that prompt goes on from this one, as
-an agent's does. Pure and seeded; not here: when calls are really sent.
+Blocks have names, not tokens: equal names are equal prefixes. The blocks of an answer have the
+names that the session's next prompt gives those positions, where that prompt continues this one.
+Also makes the OpenHands workload of vLLM's HiSparse measurements from its published sizes. Pure
+and seeded. When calls are really sent is decided in ``run``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,54 @@ from random import Random
 from typing import Protocol
 
 from hisparsed.errors import UserError
-from hisparsed.replay.model import Call, Session, Trace, block_ids
+from hisparsed.replay.trace import BlockRun, Call, Session, Trace, block_ids
+
+NAME = "openhands"
+TURNS = 13
+FIRST_TOKENS = 74_160
+LATER_TOKENS = 753
+ANSWER_TOKENS = 220
+_OPENHANDS_BLOCK_TOKENS = 64
+
+
+def is_openhands(name: str) -> bool:
+    """Whether a trace's name means this workload: openhands, or openhands@TOKENS."""
+    return name.partition("@")[0] == NAME
+
+
+def openhands_trace(name: str = NAME) -> Trace:
+    """One session of 13 turns without pauses; every play of it has a prefix of its own.
+
+    ``openhands@1000000`` has the first prompt so long instead. Raises ``UserError``.
+    """
+    first, calls = _first_tokens(name), []
+    for turn in range(TURNS):
+        tokens = first + turn * (LATER_TOKENS + ANSWER_TOKENS)
+        full = tokens // _OPENHANDS_BLOCK_TOKENS
+        calls.append(
+            Call(
+                blocks=(BlockRun(0, full),),
+                tail_block=full,
+                input_tokens=tokens,
+                output_tokens=ANSWER_TOKENS,
+                think_time_s=0.0,
+                api_time_s=None,
+            )
+        )
+    return Trace(name, _OPENHANDS_BLOCK_TOKENS, (Session(name, tuple(calls), 0.0),))
+
+
+def _first_tokens(name: str) -> int:
+    _, given, text = name.partition("@")
+    if not given:
+        return FIRST_TOKENS
+    if not text.isdecimal() or int(text) < _OPENHANDS_BLOCK_TOKENS:
+        raise UserError(
+            f"--trace {name}: {text!r} is no length of a prompt; write its tokens, at least "
+            f"{_OPENHANDS_BLOCK_TOKENS}, as in openhands@1000000"
+        )
+    return int(text)
+
 
 SPACE_BITS = 40
 """Block ids of a trace carry their name space above these bits."""

@@ -1,18 +1,63 @@
-"""The command around a soak: reads the trace first, shows progress, hands back the result."""
+"""The command around a soak: reads the trace first, shows progress, returns the result.
+
+Progress is a bar on a terminal and a line now and then elsewhere.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
 from hisparsed.replay.trace import load_trace
-from hisparsed.soak.daemon import DaemonRun
-from hisparsed.soak.daemon_session import run_daemon_soak
-from hisparsed.soak.display import soak_display
-from hisparsed.soak.result import SoakResult
-from hisparsed.soak.session import run_soak
+from hisparsed.soak.daemon import DaemonRun, run_daemon_soak
+from hisparsed.soak.result import SoakResult, Tally
+from hisparsed.soak.run import run_soak
 from hisparsed.soak.settings import SoakSettings
-from hisparsed.soak.tally import Tally
+
+_PLAIN_EVERY_S = 15.0
+
+Show = Callable[[float, str], None]
+"""How much is done, from 0 to 1, and the state in words."""
+
+
+@contextmanager
+def soak_display(out: TextIO, time_s: Callable[[], float]) -> Iterator[Show]:
+    """A display on ``out``."""
+    if not out.isatty():
+        yield _plain_lines(out, time_s)
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("soak"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(file=out)) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def show(done: float, state: str) -> None:
+            bar.update(task, completed=min(1.0, done), description=state)
+
+        yield show
+
+
+def _plain_lines(out: TextIO, time_s: Callable[[], float]) -> Show:
+    next_s = time_s()
+
+    def show(_: float, state: str) -> None:
+        nonlocal next_s
+        if time_s() >= next_s:
+            next_s = time_s() + _PLAIN_EVERY_S
+            print(state, file=out, flush=True)
+
+    return show
+
 
 EXIT_INTERRUPTED = 130
 

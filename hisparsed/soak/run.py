@@ -1,23 +1,40 @@
-"""The soak itself: traffic in, moves between steps, checks after every move, proofs.
+"""The soak on engines in this process: calls in, moves between steps, checks, proofs, record.
 
-Engines and the machine's clock are passed in. One thread: whatever happens is between two
-steps, so a seed and a step name a moment.
+One thread: whatever happens is between two steps, so a seed and a step name a moment. Engines and
+the machine's clock are passed in. A soak that is not clean leaves a record: seed, settings, every
+move, and what was wrong. The same seed and settings give the same calls and moves at the same
+steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
+from types import FrameType
 from typing import Any
 
+from pydantic_core import to_json
+
 from hisparsed.engine.messages import AdmissionCommand, EngineCommand
-from hisparsed.soak.engine import Answer, Engine, VirtualClock
-from hisparsed.soak.moves import Move, Moves, Reset
-from hisparsed.soak.oracle import Difference, Oracle, Sample
-from hisparsed.soak.settings import STEP_S, SoakSettings
-from hisparsed.soak.tally import Tally, silent
-from hisparsed.soak.traffic import Call, Traffic
+from hisparsed.soak.engine import (
+    Answer,
+    Difference,
+    Engine,
+    InProcessEngine,
+    Oracle,
+    Sample,
+    VirtualClock,
+)
+from hisparsed.soak.result import SoakResult, Tally, silent
+from hisparsed.soak.settings import MAX_MULTIPLIER, STEP_S, SoakSettings, node_config, oracle_config
+from hisparsed.soak.workload import Call, Move, Moves, Reset, Traffic
 
 _REPORT_STEPS = 8
 _MOVES_A_CHECK = 3
@@ -278,3 +295,106 @@ class Soak:
             "offload transfers in flight": report.host.offload_in_flight_chunks,
         }
         return [f"after the last call: {count} {what}" for what, count in found.items() if count]
+
+
+def save_record(soak: Soak, folder: Path | None = None) -> Path:
+    """Write the record of ``soak``; returns where it is."""
+    return save_document(
+        {
+            "settings": soak.settings,
+            "steps": soak.tally.steps,
+            "violations": soak.tally.violations,
+            "stuck": soak.tally.stuck,
+            "differences": soak.differences,
+            "moves": soak.moves_made,
+            "report": soak.tally.last,
+        },
+        folder,
+    )
+
+
+def save_document(document: Mapping[str, object], folder: Path | None = None) -> Path:
+    """Write JSON into ``folder`` (the system's for temporary files if not given)."""
+    handle, name = tempfile.mkstemp(prefix="hisparsed-soak-", suffix=".json", dir=folder)
+    with os.fdopen(handle, "wb") as file:
+        file.write(to_json(document, indent=1))
+    return Path(name)
+
+
+@contextmanager
+def soak_on_engines(
+    settings: SoakSettings, on_progress: Callable[[Tally], None] = silent
+) -> Iterator[Soak]:
+    """A soak that is ready to run, with both of its engines started (some seconds)."""
+    clock = VirtualClock()
+    with tempfile.TemporaryDirectory(prefix="hisparsed-soak-") as name:
+        node = node_config(settings, Path(name) / "node")
+        oracle = oracle_config(settings, Path(name) / "oracle")
+        engine = InProcessEngine(node, max_multiplier=MAX_MULTIPLIER, clock=clock)
+        try:
+            witness = InProcessEngine(oracle, max_multiplier=MAX_MULTIPLIER, clock=VirtualClock())
+            try:
+                traffic = Traffic(
+                    settings.trace,
+                    seed=settings.seed,
+                    clients=settings.clients,
+                    cancel_share=settings.cancel_share,
+                    max_model_len=node.reference.max_model_len,
+                )
+                yield Soak(
+                    settings,
+                    engine,
+                    clock,
+                    Oracle(witness),
+                    traffic,
+                    time.perf_counter,
+                    time.thread_time,
+                    on_progress=on_progress,
+                )
+            finally:
+                witness.close()
+        finally:
+            engine.close()
+
+
+def run_soak(
+    settings: SoakSettings,
+    on_progress: Callable[[Tally], None] = silent,
+    *,
+    record_folder: Path | None = None,
+) -> SoakResult:
+    """Run one soak. Ctrl-C ends it early, with the result so far.
+
+    A soak that is not clean leaves a record in ``record_folder``; so does one that an
+    exception of the engine ends, which is raised on with the place of the record.
+    """
+    with soak_on_engines(settings, on_progress) as soak, _stopped_by_interrupt(soak):
+        began_s = time.perf_counter()
+        try:
+            soak.run()
+        except Exception as error:
+            error.add_note(f"The record of this soak is in {save_record(soak, record_folder)}.")
+            raise
+        seconds = time.perf_counter() - began_s
+        record = None if soak.clean else str(save_record(soak, record_folder))
+        return soak.tally.result(
+            settings,
+            seconds=seconds,
+            verified=soak.oracle.verified,
+            cancels=soak.traffic.cancels,
+            reconnects=soak.traffic.reconnects,
+            interrupted=soak.stop,
+            record=record,
+        )
+
+
+@contextmanager
+def _stopped_by_interrupt(soak: Soak) -> Iterator[None]:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        soak.stop = True
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

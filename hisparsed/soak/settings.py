@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hisparsed.config.node import NodeConfig
-from hisparsed.config.reference import ReferenceConfig
+from hisparsed.config.sections import ReferenceConfig
 from hisparsed.replay.trace import SHIPPED_TRACE
 
 MAX_MULTIPLIER = 4.0

@@ -12,10 +12,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 
-from reports import IDLE
-from side import Side
+from side import IDLE, Side
 
-from hisparsed.canary.question import CanaryEngine
+from hisparsed.canary.round import CanaryEngine
 from hisparsed.engine.messages import EngineReport
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

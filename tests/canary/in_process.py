@@ -13,10 +13,10 @@ from typing import Any
 from conversations import control, core_of
 from vllm.v1.kv_offload.base import make_offload_key
 
-from hisparsed.canary.asker import sampling_of
-from hisparsed.canary.question import Answer, Question
+from hisparsed.canary.round import Answer, Question
+from hisparsed.canary.watch import sampling_of
 from hisparsed.engine.messages import CanaryReport
-from hisparsed.engine.reference.geometry import INDEX_ROW_BYTES
+from hisparsed.engine.reference.model_folder import INDEX_ROW_BYTES
 
 
 class InProcess:

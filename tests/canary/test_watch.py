@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import RIGHT, Scripted
+from side import RIGHT, Scripted
 
-from hisparsed.canary.evidence import MOST_FILES
-from hisparsed.canary.question import Question, make_prompt, prompt_tokens
-from hisparsed.canary.schedule import Trigger
-from hisparsed.control.engine_port import EngineGone
-from hisparsed.control.status import CanaryState
+from hisparsed.canary.round import Question, Trigger, make_prompt, prompt_tokens
+from hisparsed.canary.watch import MOST_FILES
+from hisparsed.control.status.document import CanaryState
 from hisparsed.engine.messages import EngineReport
-from hisparsed.policy.reasons import Lever
+from hisparsed.engine.port import EngineGone
+from hisparsed.policy.signals import Lever
 
 EVERY_S = 600.0
 WRONG = (5, 6, 9, 8)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from hisparsed.config.node import NodeConfig
-from hisparsed.config.shipped import shipped_config
-from hisparsed.policy.document import ConfigError, load_document, parse_document
+from hisparsed.config.node import NodeConfig, shipped_config
+from hisparsed.policy.document import load_document, parse_document
+from hisparsed.policy.problems import ConfigError
 from hisparsed.policy.schema import Policy
 
 MUTATIONS = 200

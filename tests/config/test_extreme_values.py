@@ -12,9 +12,10 @@ import pytest
 from pydantic import BaseModel
 
 from hisparsed.config.node import NodeConfig
-from hisparsed.policy.document import ConfigError, Loaded, parse_document
+from hisparsed.policy.document import Loaded, parse_document
 from hisparsed.policy.effective import check_policy
 from hisparsed.policy.keys import leaves
+from hisparsed.policy.problems import ConfigError
 from hisparsed.policy.schema import Policy
 
 EXTREMES = (

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import hisparsed
-from hisparsed.engine.compat.surface import Place, parse_surface
-from hisparsed.engine.compat.tree import SourceTree
+from tests.contract.source_tree import SourceTree
+from tests.contract.surface import Place, parse_surface
 
 TREES_ENV = "HISPARSED_VLLM_TREES"
 Snapshot = Callable[[str], dict[str, Place]]

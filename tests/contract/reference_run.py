@@ -20,8 +20,8 @@ def main(state: Path) -> dict[str, Any]:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from hisparsed.config.node import NodeConfig
-    from hisparsed.config.reference import ReferenceConfig
-    from hisparsed.engine.compat.app_arguments import make_arg_parser
+    from hisparsed.config.sections import ReferenceConfig
+    from hisparsed.engine.compat.adapters import make_arg_parser
     from hisparsed.engine.messages import AdmissionCommand, EngineCommand
     from hisparsed.soak.engine import InProcessEngine, VirtualClock
 

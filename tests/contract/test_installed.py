@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from hisparsed.engine.compat.contract import is_in
-from hisparsed.engine.compat.signature import Signature, parse_signature
-from hisparsed.engine.compat.surface import Place, read_surface
-from hisparsed.engine.compat.touch import How, Touch
-from hisparsed.engine.compat.touched import all_touched
-from hisparsed.engine.compat.tree import SourceTree
 from hisparsed.engine.compat.versions import TESTED, installed_vllm
+from tests.contract.complaints import is_in
+from tests.contract.signature import Signature, parse_signature
+from tests.contract.source_tree import SourceTree
+from tests.contract.surface import Place, read_surface
+from tests.contract.touch import How, Touch
+from tests.contract.touched import all_touched
 
 VERSION = installed_vllm() or "none"
 CUDA_ONLY = ("vllm._custom_ops", "vllm.v1.hisparse.runtime", "vllm.v1.worker")

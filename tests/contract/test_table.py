@@ -1,4 +1,6 @@
-"""The table of vLLM names holds on every tested version, and says all that the code touches."""
+"""The table of vLLM names holds on every tested version, says all that the code touches, and
+docs/compatibility.md says what the table and the snapshots say.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from hisparsed.engine.compat.contract import complaints
-from hisparsed.engine.compat.surface import Place
-from hisparsed.engine.compat.touch import How, Touch, Use
-from hisparsed.engine.compat.touched import PUBLIC, all_touched
-from hisparsed.engine.compat.tree import SourceTree
 from hisparsed.engine.compat.versions import TESTED
+from tests.contract.complaints import complaints
+from tests.contract.page import page
+from tests.contract.source_tree import SourceTree
+from tests.contract.surface import Place
+from tests.contract.touch import How, Touch, Use
+from tests.contract.touched import PUBLIC, all_touched
 
 TABLE = all_touched()
-HERE = "hisparsed.engine.compat.touched"
+HERE = "tests.contract.touched"
 
 
 @pytest.mark.parametrize("version", TESTED)
@@ -104,7 +107,7 @@ def source_of(own: SourceTree, module: str) -> str:
 
 
 def _imports(file: Path) -> Iterator[str]:
-    if "vllm" not in _text(file) or "compat/touched" in file.as_posix():
+    if "vllm" not in _text(file) or "contract/touched" in file.as_posix():
         return
     for node in ast.walk(ast.parse(_text(file))):
         if isinstance(node, ast.ImportFrom) and re.match(r"vllm(\.|$)", node.module or ""):
@@ -123,7 +126,7 @@ def test_a_use_that_is_gone_is_told_with_its_reason(own: SourceTree) -> None:
 
 
 def test_a_bound_that_is_too_narrow_is_told(own: SourceTree) -> None:
-    use = Use(How.READS, "late", since="0.33", adapter="engine.compat.waiting")
+    use = Use(How.READS, "late", since="0.33", adapter="engine.compat.adapters")
     touch = Touch("vllm.a:A", ("engine.plugin",), "why", "all stops", (use,))
     surface = {"vllm.a:A": Place("vllm.a:A", members={"late": "attribute"})}
 
@@ -131,3 +134,28 @@ def test_a_bound_that_is_too_narrow_is_told(own: SourceTree) -> None:
     assert complaints([touch], surface, "0.32.0", own) == [
         "vllm.a:A reads late: fits, outside of since and until"
     ]
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "compatibility.md"
+
+
+def test_the_page_is_current(snapshot: Callable[[str], dict[str, Place]]) -> None:
+    current = page(all_touched(), {version: snapshot(version) for version in TESTED})
+
+    assert DOCUMENT.read_text(encoding="utf-8") == current, "`make compatibility` writes it anew"
+
+
+def test_every_private_member_is_listed_with_its_reason() -> None:
+    listed = DOCUMENT.read_text(encoding="utf-8").partition("## Private names")[2]
+    listed = listed.partition("## All names")[0]
+
+    for touch in all_touched():
+        names = [use.name for use in touch.uses if use.how is not How.TEXT]
+        private = [name for name in names if name.startswith("_") and not name.startswith("__")]
+        if private:
+            (line,) = [
+                line
+                for line in listed.splitlines()
+                if f"`{touch.target}`" in line and f"| {touch.why} | {touch.breaks} |" in line
+            ]
+            assert [name for name in private if f"`{name}`" not in line] == []

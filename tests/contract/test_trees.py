@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from hisparsed.engine.compat.surface import Place, read_surface
-from hisparsed.engine.compat.touched import all_touched
-from hisparsed.engine.compat.tree import SourceTree
 from hisparsed.engine.compat.versions import TESTED, installed_vllm
+from tests.contract.source_tree import SourceTree
+from tests.contract.surface import Place, read_surface
+from tests.contract.touched import all_touched
 
 OTHERS = [version for version in TESTED if version != installed_vllm()]
 RUN = Path(__file__).parent / "reference_run.py"

@@ -6,21 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hisparsed.control.actions import Operator
-from hisparsed.control.announce import Announcer
-from hisparsed.control.api import ControlApi
-from hisparsed.control.board import Board
-from hisparsed.control.broadcast import Broadcast
-from hisparsed.control.engine_port import ServingCounters
-from hisparsed.control.journal import Journal
-from hisparsed.control.journal_writer import JournalWriter
+from hisparsed.control.api.app import ControlApi
+from hisparsed.control.api.socket import ControlServer
+from hisparsed.control.events import Announcer, Broadcast
+from hisparsed.control.holds import Overrides
+from hisparsed.control.journal.journal import Journal, JournalWriter
+from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.loop import ControlLoop
-from hisparsed.control.metrics import ControlMetrics
-from hisparsed.control.overrides import Overrides
-from hisparsed.control.policy_source import PolicySource
-from hisparsed.control.socket import ControlServer
-from hisparsed.control.status import NodeInfo
-from hisparsed.control.targets import TargetFile
+from hisparsed.control.metrics.collector import ControlMetrics
+from hisparsed.control.operator import Operator
+from hisparsed.control.state_files import TargetFile
+from hisparsed.control.status.current import Board
+from hisparsed.control.status.document import NodeInfo
 from hisparsed.engine.messages import (
     ApplyResult,
     EngineCommand,
@@ -31,6 +28,7 @@ from hisparsed.engine.messages import (
     HotReport,
     RequestsReport,
 )
+from hisparsed.engine.port import ServingCounters
 
 BUDGET = 1_000
 FLOOR = 66

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hisparsed.config.node import NodeConfig
-from hisparsed.control.actions import FILE_WATCH
-from hisparsed.control.file_watch import Watched, folders_of, watch_files
-from hisparsed.control.node_file import NodeFile
-from hisparsed.policy.document import ConfigError, Loaded, load_document
-from hisparsed.policy.restart import PendingRestart
+from hisparsed.control.file_watch import NodeFile, Watched, folders_of, watch_files
+from hisparsed.control.operator import FILE_WATCH
+from hisparsed.policy.document import Loaded, load_document
+from hisparsed.policy.keys import PendingRestart
+from hisparsed.policy.problems import ConfigError
 
 OTHER = "version: 1\ntick: 2s\n"
 

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from hisparsed.control.engine_port import ServingCounters
-from hisparsed.control.observe import command_for, geometry_of, observe
-from hisparsed.control.outcome import bounded, confirm
-from hisparsed.control.records import Applied
+from hisparsed.control.journal.records import Applied
+from hisparsed.control.observe import bounded, command_for, confirm, geometry_of, observe
 from hisparsed.engine.messages import (
     AdmissionCommand,
     EngineCommand,
@@ -17,13 +15,14 @@ from hisparsed.engine.messages import (
     LeasePointReport,
     RequestHotReport,
 )
+from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.decisions import Commands
-from hisparsed.policy.reasons import Lever
 from hisparsed.policy.signals import (
     Admission,
     AdmissionOrder,
     GhostPoint,
     LeasePoint,
+    Lever,
     Progress,
     RequestHot,
     Reserve,

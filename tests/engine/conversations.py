@@ -14,7 +14,7 @@ from typing import Any
 
 from hisparsed.engine.plugin import control
 from hisparsed.engine.reference.handoff.worker import HandoffOptions
-from hisparsed.engine.reference.tokenizer import model_config, write_model_folder
+from hisparsed.engine.reference.model_folder import model_config, write_model_folder
 from hisparsed.engine.reference.vllm_config import ReferenceOptions, build_vllm_config
 
 BLOCK = 16

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conversations import (
     EngineShape,
     apply,
+    ask,
     build_engine,
     converse,
     core_of,
+    finish,
     make_conversations,
     report,
+    text,
 )
 
+from hisparsed.engine.control import DecodeTime
 from hisparsed.engine.plugin import CONTROL_METHOD, control, register
 
 pytestmark = pytest.mark.engine
@@ -122,3 +128,68 @@ def test_counters_and_sessions_of_a_run(engine: Any) -> None:
     assert after["scheduled_tokens"] > before["scheduled_tokens"]
     assert after["host"]["hisparse_in_use_blocks"] == 0
     assert after["gpu_free_blocks"] == 599
+
+
+def test_the_head_says_what_it_needs_until_it_starts_and_how_long_it_waits(tmp_path: Path) -> None:
+    engine = build_engine(tmp_path, EngineShape(gpu_blocks=170, max_num_seqs=4, max_model_len=1024))
+    scheduler = core_of(engine).scheduler
+    now_s = [1_000.0]
+    scheduler.wall_clock_s = lambda: now_s[0]
+    apply(engine, {"offload_target_blocks": 100, "multiplier": 1.0})
+    idle = report(engine)
+    assert (idle["gpu_head_need_blocks"], idle["requests"]["oldest_wait_s"]) == (None, None)
+    for name in ("first", "second", "third"):
+        ask(engine, name, text(700, seed=name), 30)
+    for _ in range(12):
+        engine.step()
+    (head,) = scheduler.waiting
+    head.arrival_time = 990.0
+    short = report(engine)
+    assert short["gpu_head_need_blocks"] > short["gpu_free_blocks"]
+    assert short["gpu_head_need_blocks"] < 170, "a call that could never start would be no need"
+    assert short["requests"]["oldest_wait_s"] == 10.0
+    head.num_preemptions = 1
+    assert report(engine)["requests"]["oldest_wait_s"] is None, "it has run meanwhile"
+    finish(engine)
+    done = report(engine)
+    assert (done["gpu_head_need_blocks"], done["requests"]["oldest_wait_s"]) == (None, None)
+
+
+def test_a_limit_is_no_need_of_blocks(tmp_path: Path) -> None:
+    engine = build_engine(tmp_path, EngineShape())
+    apply(engine, {"offload_target_blocks": 100, "admission": {"max_running": 1}})
+    for name in ("first", "second"):
+        ask(engine, name, text(100, seed=name), 30)
+    engine.step()
+    seen = report(engine)
+    assert (seen["requests"]["waiting"], seen["gpu_head_need_blocks"]) == (1, None)
+
+
+def seconds(*passes: tuple[float, bool, Sequence[int]], query_len: int = 4) -> float:
+    """``passes``: when each begins, whether requests ran on till then, and what it schedules."""
+    time = DecodeTime(query_len)
+    for now_s, running, scheduled in passes:
+        time.pass_begins(now_s, running)
+        time.pass_ended(scheduled)
+    return time.seconds
+
+
+def test_a_step_that_only_decodes_lasts_until_the_next_pass() -> None:
+    assert seconds((1.0, False, [4, 1]), (1.5, True, [4, 4]), (3.0, True, [2])) == 2.0
+
+
+def test_a_step_with_prefill_in_it_does_not_count() -> None:
+    assert seconds((1.0, False, [4, 500]), (2.0, True, [4, 4]), (2.5, True, [])) == 0.5
+
+
+def test_a_step_of_more_tokens_than_drafts_and_one_is_prefill() -> None:
+    assert seconds((1.0, False, [5]), (2.0, True, [])) == 0.0
+    assert seconds((1.0, False, [2]), (2.0, True, []), query_len=1) == 0.0
+
+
+def test_a_pause_does_not_count() -> None:
+    assert seconds((1.0, False, [1]), (60.0, False, [1]), (60.5, True, [])) == 0.5
+
+
+def test_a_pass_that_schedules_nothing_does_not_count() -> None:
+    assert seconds((1.0, True, []), (5.0, True, [])) == 0.0

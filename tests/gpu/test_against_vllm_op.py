@@ -15,9 +15,9 @@ if not torch.cuda.is_available():
 
 from time_against_vllm import VllmCall, vllm_op
 
-from hisparsed.kernels import bench_gpu
 from hisparsed.kernels.api import Resolution, gather, raise_errors
-from hisparsed.kernels.bench_work import Case, make_inputs, miss_ratio
+from tests.bench import kernels_gpu as bench_gpu
+from tests.bench.kernels_work import Case, make_inputs, miss_ratio
 
 DEVICE = torch.device("cuda")
 

@@ -11,10 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_files import run_file
-from gpu_process import run_in_process, write_outcome
 from gpu_steps import STEPS
-from gpu_suite import Outcome, SkipError, Step, outcome_of, run_suite
+from gpu_suite import (
+    Outcome,
+    SkipError,
+    Step,
+    outcome_of,
+    run_file,
+    run_in_process,
+    run_suite,
+    write_outcome,
+)
 
 
 class Clock:
@@ -187,8 +194,8 @@ def test_a_test_file_is_a_step(tmp_path: Path, name: str, status: str, says: str
     code = (
         "import sys; from pathlib import Path\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from gpu_files import run_file\n"
-        "from gpu_process import write_outcome\n"
+        "from gpu_suite import run_file\n"
+        "from gpu_suite import write_outcome\n"
         "from gpu_suite import Step, outcome_of\n"
         f"found = outcome_of(Step('a', '', 1, lambda: run_file(Path({str(path)!r}))))\n"
         "write_outcome(Path(sys.argv[1]), found)\n"
@@ -205,4 +212,4 @@ def test_the_suites_own_steps_are_bounded_and_differ() -> None:
     assert len(set(names)) == len(names)
     assert all(0 < one.limit_s <= 200 for one in STEPS)
     assert [one.name for one in STEPS if not one.needs] == ["environment"]
-    assert run_file.__module__ == "gpu_files"
+    assert run_file.__module__ == "gpu_suite"

@@ -22,16 +22,17 @@ from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.simple_kv_offload.cuda_mem_ops import pin_tensor
 
-from hisparsed.engine.chunks import ChunkLayout
-from hisparsed.engine.cuda.copy import CudaCalls, CudaLane
-from hisparsed.engine.cuda.ranges import (
+from hisparsed.engine.cuda.copies import (
     ChunkRanges,
+    CudaCalls,
+    CudaLane,
     DeviceRun,
     HostSlices,
     join_neighbours,
     require_whole_slices,
 )
-from hisparsed.engine.cuda.worker import CudaChunkWorker, Lanes
+from hisparsed.engine.cuda.offload import CudaChunkWorker, Lanes
+from hisparsed.engine.host.chunks import ChunkLayout
 
 LAYERS, SLICE, PAGES, PAGE, GPU_STRIDE = 78, 64 * 656, 21, 64 * 132, 209_920
 LAYOUT = ChunkLayout(LAYERS, SLICE, PAGES * PAGE)

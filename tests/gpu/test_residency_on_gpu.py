@@ -11,8 +11,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from hot_worker import LEASE_BLOCKS, REQUESTS, HotWorker
-from no_cuda import two_hot_groups
+from hot_worker import LEASE_BLOCKS, REQUESTS, HotWorker, two_hot_groups
 from vllm.v1.hisparse import runtime as vllm_runtime
 
 

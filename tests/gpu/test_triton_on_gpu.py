@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from hisparsed.kernels import bench_gpu
 from hisparsed.kernels.api import (
     Resolution,
     ResolverState,
@@ -19,7 +18,8 @@ from hisparsed.kernels.api import (
     resolve,
     set_capacity,
 )
-from hisparsed.kernels.bench_work import Case, Inputs, make_inputs
+from tests.bench import kernels_gpu as bench_gpu
+from tests.bench.kernels_work import Case, Inputs, make_inputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from hisparsed.kernels import bench_gpu
-from hisparsed.kernels.bench_work import BLOCK, Case, Inputs, make_inputs
+from tests.bench import kernels_gpu as bench_gpu
+from tests.bench.kernels_work import BLOCK, Case, Inputs, make_inputs
 
 STEPS = 32
 REPEATS = 20

@@ -1,4 +1,4 @@
-"""Which backend serves, what is said when the C++ library is missing, and the bench's shape."""
+"""Which backend serves, and what is said when the C++ library is missing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hisparsed.kernels import api, backends, bench, cpp_library
-from hisparsed.kernels.bench_work import Case
+from hisparsed.kernels import api, backends, cpp_library
 
 CPU = torch.device("cpu")
 
@@ -58,18 +57,3 @@ def test_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_folder_stays_a_namespace_package() -> None:
     """With an __init__.py, transformers takes the repository root for the kernels distribution."""
     assert not (Path(api.__file__).parent / "__init__.py").exists()
-
-
-@pytest.mark.usefixtures("cpp_is_built")
-def test_bench_reports_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = Case(k=32, capacity=128, q=1, requests=1)
-    monkeypatch.setattr(bench, "REFERENCE", small)
-    monkeypatch.setattr(bench, "CASES", (small, Case(k=16, capacity=64, q=2, requests=2)))
-    figures = bench.measure(steps=32, repeats=1)
-    assert {"rows", "cpp_over_torch", "octile_overhead", "gather_over_memcpy"} <= set(figures)
-    assert {"backend", "k", "capacity", "q", "us_per_request"} <= set(figures["rows"][0])
-    backends_run = {row["backend"] for row in figures["rows"]}
-    assert backends_run >= {"torch", "cpp"}
-    ratios = {row["miss_ratio"] for row in figures["rows"] if row["q"] == 1}
-    assert len(ratios) == 1, "every backend must have done the same work"
-    assert "us/request" in bench.table(figures)

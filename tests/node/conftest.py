@@ -10,8 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from notify_socket import NotifySocket
-from serve_process import NodeFiles, ServeProcess
+from serve_process import NodeFiles, NotifySocket, ServeProcess
 
 
 @pytest.fixture(scope="session")

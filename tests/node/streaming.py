@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from hisparsed.engine.names import SERVED_MODEL_NAME
+from hisparsed.engine.reference.launch import SERVED_MODEL_NAME
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

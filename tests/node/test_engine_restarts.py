@@ -20,11 +20,11 @@ import httpx
 import psutil
 import pytest
 from engine_faults import RAISE, Faults
-from notify_socket import NotifySocket
 from prometheus_client.parser import text_string_to_metric_families
 from serve_process import (
     START_S,
     NodeFiles,
+    NotifySocket,
     ServeProcess,
     hisparsed,
     plain_environment,
@@ -32,9 +32,9 @@ from serve_process import (
 )
 from streaming import COMPLETIONS, call, complete, stream, usage_of
 
-from hisparsed.control.journal_store import FILE_NAME
-from hisparsed.control.status_engine import EngineLifeStatus
-from hisparsed.daemon.runtime_folder import noted_folder
+from hisparsed.control.journal.store import FILE_NAME
+from hisparsed.control.status.document import EngineLifeStatus
+from hisparsed.node.resources import noted_folder
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ import serve_as_on_cuda
 from serve_process import START_S, NodeFiles, ServeProcess, until
 from streaming import complete
 
-from hisparsed.control.status_engine import EngineLifeStatus
+from hisparsed.control.status.document import EngineLifeStatus
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from serve_process import NodeFiles, ServeProcess, hisparsed, policy_document
 
-from hisparsed.config.kind import nvidia_gpus
-from hisparsed.demo.node_process import free_port
+from hisparsed.config.machine import nvidia_gpus
+from hisparsed.demo.node import free_port
 
 
 def serve(files: NodeFiles) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""What clients and operators see of a node that serves: the OpenAI API, metrics, control."""
+"""What clients, operators and the service manager see of a node that serves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serve_process import ServeProcess, hisparsed, policy_document, until
+from serve_process import NotifySocket, ServeProcess, hisparsed, policy_document, until
 from streaming import CHAT, COMPLETIONS, call, complete, stream, text_of, usage_of
 
-from hisparsed.control.journal_store import FILE_NAME
-from hisparsed.engine.names import SERVED_MODEL_NAME
+from hisparsed.control.journal.store import FILE_NAME
+from hisparsed.control.status.document import CanaryStatus, Observed
+from hisparsed.engine.reference.launch import SERVED_MODEL_NAME
 
 pytestmark = pytest.mark.engine
 
@@ -255,3 +256,116 @@ def test_decisions_are_in_the_journal_file(node: ServeProcess) -> None:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert database.execute("SELECT count(*) FROM ticks").fetchone()[0] > 0
+
+
+PROMPT = 2 * 64
+"""Two times the top-k of the reference node."""
+
+
+def ask(node: ServeProcess) -> CanaryStatus:
+    result = hisparsed("canary", "--now", "--json", "--socket", str(node.files.socket))
+    assert result.returncode == 0, result.stderr + result.stdout
+    return CanaryStatus.model_validate(json.loads(result.stdout))
+
+
+def observed(node: ServeProcess) -> Observed:
+    found = node.status().observed
+    assert found is not None
+    return found
+
+
+def test_a_node_answers_its_canary_alike_in_every_residency(node: ServeProcess) -> None:
+    finished = observed(node).requests.finished_total
+    complete(node.http, "somebody else's prompt", 4)
+    until("it is counted", lambda: observed(node).requests.finished_total == finished + 1)
+    before = observed(node)
+    first, second = ask(node), ask(node)
+    assert (second.rounds_total - first.rounds_total, second.mismatches_total) == (1, 0)
+    assert second.prompt_tokens == PROMPT
+    none, mixed, full = second.last_round
+    assert all(one.equal for one in (none, mixed, full))
+    assert none.prefix_hit_tokens == mixed.prefix_hit_tokens == PROMPT - 16
+    assert none.steps_none > none.steps_full + none.steps_mixed
+    assert mixed.steps_mixed > mixed.steps_full + mixed.steps_none
+    assert full.steps_full > full.steps_mixed + full.steps_none
+    tick = node.status().loop.tick
+    until("another tick", lambda: node.status().loop.tick > tick)
+    after = observed(node)
+    assert after.sessions.live <= before.sessions.live
+    assert after.requests.finished_total == before.requests.finished_total
+    assert not node.status().policy.frozen
+
+
+def test_it_is_asked_by_itself_where_the_policy_says_so(node: ServeProcess) -> None:
+    def rounds() -> int:
+        canary = node.status().canary
+        assert canary is not None
+        return canary.rounds_total
+
+    before = rounds()
+    keys = {"canary.least_gap": "1s", "canary.every": "1s", "canary.enabled": "true"}
+    with node.control_http() as control:
+        for key, value in keys.items():
+            body = {"actor": "test", "key": key, "value": value, "for_s": None}
+            assert control.post("/v1/policy/set", json=body).status_code == 200
+        until("two rounds have ended", lambda: rounds() >= before + 2)
+        for key in reversed(keys):
+            answer = control.post("/v1/policy/unset", json={"actor": "test", "key": key})
+            assert answer.status_code == 200, answer.text
+    canary = node.status().canary
+    assert canary is not None
+    assert canary.mismatches_total == canary.failed_total == 0
+    assert canary.last_trigger in ("period", "start")
+
+
+def test_the_start_asks_for_time_and_ends_in_ready(
+    node: ServeProcess, notified: NotifySocket
+) -> None:
+    assert "Starting the engine" in notified.having("STATUS")[0]
+    assert notified.place("EXTEND_TIMEOUT_USEC") < notified.place("READY")
+    assert node.url in notified.messages[notified.place("READY")]["STATUS"]
+
+
+def test_ticks_of_a_serving_node_feed_the_watchdog(
+    node: ServeProcess, notified: NotifySocket
+) -> None:
+    before = len(notified.having("WATCHDOG"))
+    until("the watchdog is fed", lambda: len(notified.having("WATCHDOG")) > before)
+    assert notified.place("WATCHDOG") > notified.place("EXTEND_TIMEOUT_USEC")
+
+
+def test_a_stopped_engine_is_not_ready_and_starves_the_watchdog_until_it_is_continued(
+    node: ServeProcess, notified: NotifySocket
+) -> None:
+    engine = node.engine()
+    until("the watchdog is fed", lambda: notified.having("WATCHDOG"))
+    with node.control_http() as control:
+        changes = {"actor": "test", "key": "stale_after", "value": "1s", "for_s": None}
+        assert control.post("/v1/policy/set", json=changes).status_code == 200
+        assert control.get("/readyz").status_code == 200
+    engine.send_signal(signal.SIGSTOP)
+    try:
+        until("reports stop", lambda: node.status().observed.engine.report_age_s > 1.5)  # type: ignore[union-attr]
+        hungry = len(notified.having("WATCHDOG"))
+        until("reports are old", lambda: node.status().observed.engine.report_age_s > 4)  # type: ignore[union-attr]
+        assert len(notified.having("WATCHDOG")) == hungry
+        with node.control_http() as control:
+            unready = control.get("/readyz")
+            assert unready.status_code == 503
+            assert "the engine reported" in unready.json()["error"]["message"]
+            assert control.get("/healthz").status_code == 200
+        assert node.status().stalled is None, "without a report nobody knows that it stands still"
+    finally:
+        engine.send_signal(signal.SIGCONT)
+    until("the watchdog is fed again", lambda: len(notified.having("WATCHDOG")) > hungry)
+    with node.control_http() as control:
+        until("the node is ready again", lambda: control.get("/readyz").status_code == 200)
+        undo = {"actor": "test", "key": "stale_after"}
+        assert control.post("/v1/policy/unset", json=undo).status_code == 200
+
+
+def test_a_reload_by_signal_is_framed(node: ServeProcess, notified: NotifySocket) -> None:
+    before = len(notified.having("READY"))
+    node.signal(signal.SIGHUP)
+    until("the reload has ended", lambda: len(notified.having("READY")) > before)
+    assert notified.having("RELOADING")

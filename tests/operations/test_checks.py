@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from hisparsed.control.status_doctor import Severity
-from hisparsed.operations.checks import CHECKS, GPU_IDLE_BYTES, examine
-from hisparsed.operations.findings import (
+from hisparsed.control.status.document import Severity
+from hisparsed.operations.checks import (
+    CHECKS,
+    GPU_IDLE_BYTES,
     Finding,
+    examine,
     exit_code,
     findings_document,
     findings_text,
 )
-from hisparsed.operations.leaks import ShmFile
-from hisparsed.operations.machine import Gpu
+from hisparsed.operations.machine import Gpu, ShmFile
 
 GIB = 2**30
 LEAK = Path("/dev/shm/vllm_offload_hisparse_a_dp0.mmap")  # noqa: S108 (only a name)

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
-from hisparsed.control.status_doctor import Severity
-from hisparsed.daemon.listen import state_lock
+from hisparsed.control.status.document import Severity
+from hisparsed.node.resources import state_lock
 from hisparsed.operations import doctor as doctor_module
 from hisparsed.operations import machine as machine_module
+from hisparsed.operations.checks import Finding
 from hisparsed.operations.doctor import visit
-from hisparsed.operations.findings import Finding
-from hisparsed.policy.document import ConfigError
+from hisparsed.policy.problems import ConfigError
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_it_imports_no_engine(document: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from hisparsed.operations.doctor import visit\n"
-        "from hisparsed.config.kind import nvidia_gpus\n"
+        "from hisparsed.config.machine import nvidia_gpus\n"
         "visit(Path(sys.argv[1]), nvidia_gpus, fix=False)\n"
         "print(sorted({'torch', 'vllm', 'numpy', 'transformers'} & sys.modules.keys()))\n"
     )

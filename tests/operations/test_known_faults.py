@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hisparsed.control.status_doctor import Severity
+from hisparsed.control.status.document import Severity
 from hisparsed.operations.checks import examine
 from hisparsed.operations.known_faults import (
     KnownFaults,

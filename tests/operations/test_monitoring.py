@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 import yaml
 
-from hisparsed.config.shipped import shipped_config
-from hisparsed.control.http_limits import Connections, Cut, HttpLimits
-from hisparsed.control.metric_table import METRICS
-from hisparsed.control.metrics import ControlMetrics
-from hisparsed.daemon.gate import Gate
-from hisparsed.daemon.metrics_page import ConnectionCollector, GateCollector
-from hisparsed.daemon.session_door import Queue, SessionDoor
+from hisparsed.config.node import shipped_config
+from hisparsed.control.api.http_server import Connections, Cut, HttpLimits
+from hisparsed.control.metrics.collector import ControlMetrics
+from hisparsed.control.metrics.table import METRICS
 from hisparsed.engine.context_limit import ContextLimit
 from hisparsed.engine.cuda.nvml import SLOW_REASONS
-from hisparsed.policy.reasons import Lever, Reason
+from hisparsed.node.openai.admission import Gate
+from hisparsed.node.openai.server import ConnectionCollector, GateCollector
+from hisparsed.node.openai.session_limit import Queue, SessionDoor
+from hisparsed.policy.decisions import Reason
+from hisparsed.policy.signals import Lever
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = shipped_config("prometheus/alerts.yaml").parent

@@ -9,18 +9,17 @@ import pytest
 from typer.testing import CliRunner
 
 from hisparsed.cli.app import app
+from hisparsed.config.node import shipped_config
 from hisparsed.config.node_description import (
     NodeDescription,
     load_node_description,
     shipped_nodes,
 )
-from hisparsed.config.shipped import shipped_config
 from hisparsed.errors import UserError
-from hisparsed.plan.concurrency import Limit, concurrency
-from hisparsed.plan.document import Plan, make_plan
 from hisparsed.plan.layout import packed_groups, published_layout, real_layout
+from hisparsed.plan.sizing import Limit, Plan, concurrency, make_plan
 from hisparsed.plan.text import plan_text
-from hisparsed.policy.document import ConfigError
+from hisparsed.policy.problems import ConfigError
 
 CONTEXTS = [8_192, 83_968, 142_000, 262_144, 1_048_576]
 NODE = "8xh200-glm-5.3"

@@ -10,7 +10,6 @@ import pytest
 
 from hisparsed.policy.decide import decide
 from hisparsed.policy.memory import Memory
-from hisparsed.policy.reasons import Lever
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import (
     Admission,
@@ -19,6 +18,7 @@ from hisparsed.policy.signals import (
     GpuPool,
     HiSparsePool,
     HotBuffers,
+    Lever,
     OffloadPool,
     Prefix,
     Requests,

@@ -20,7 +20,7 @@ from hisparsed.policy.bounds import (
     start_blocks,
     start_lease_blocks,
 )
-from hisparsed.policy.reasons import Reason
+from hisparsed.policy.decisions import Reason
 from hisparsed.policy.schema import Policy
 
 

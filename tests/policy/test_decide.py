@@ -9,11 +9,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from hisparsed.policy.decide import decide, start_commands
-from hisparsed.policy.decisions import Commands, Decision
+from hisparsed.policy.decisions import Commands, Decision, Reason
 from hisparsed.policy.memory import Memory
-from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import AdmissionOrder, Snapshot, Watermark
+from hisparsed.policy.signals import AdmissionOrder, Lever, Snapshot, Watermark
 
 CAUSES = {
     Lever.SPLIT: Reason.OFFLOAD_SHORT_OF_REACH,

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hisparsed.policy.document import ConfigError, Problem, load_document, parse_document, refuse
+from hisparsed.policy.document import load_document, parse_document
+from hisparsed.policy.problems import ConfigError, Problem, refuse
 from hisparsed.policy.units import ByteSize, Duration, Fraction
 from hisparsed.policy.yaml_tree import read_scalar, read_tree
 

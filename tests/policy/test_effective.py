@@ -7,15 +7,11 @@ from typing import Any
 import pytest
 
 from hisparsed.policy.bounds import problems
-from hisparsed.policy.compare import changes
-from hisparsed.policy.document import ConfigError
-from hisparsed.policy.effective import check_policy, parse_policy
-from hisparsed.policy.keys import policy_keys, settable_keys
-from hisparsed.policy.override import Override
-from hisparsed.policy.pressure import pressure_now
-from hisparsed.policy.schedules import Pressure
+from hisparsed.policy.effective import Origin, check_policy, parse_policy, pressure_now
+from hisparsed.policy.keys import changes, policy_keys, settable_keys
+from hisparsed.policy.problems import ConfigError
+from hisparsed.policy.schedules import Override, Pressure
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.sources import Origin
 
 DOCUMENT = """\
 version: 1

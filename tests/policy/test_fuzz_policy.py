@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from hisparsed.policy.document import ConfigError
 from hisparsed.policy.effective import CheckedPolicy, parse_policy
 from hisparsed.policy.keys import policy_keys
+from hisparsed.policy.problems import ConfigError
 from hisparsed.policy.schedules import Pressure
 
 MUTATIONS = 2_000

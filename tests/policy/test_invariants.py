@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from hisparsed.policy.bounds import hot_bounds, lease_blocks, reserve_blocks, split_bounds
 from hisparsed.policy.decide import decide
+from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory
-from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import GhostPoint, LeasePoint, Progress, RequestHot, Snapshot
+from hisparsed.policy.signals import GhostPoint, LeasePoint, Lever, Progress, RequestHot, Snapshot
 
 PERCENT = st.integers(0, 100)
 MODES = st.sampled_from(["act", "advise", "off"])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hisparsed.policy.reasons import Lever
 from hisparsed.policy.schema import Mode, Policy
+from hisparsed.policy.signals import Lever
 
 
 def policy(**sections: Any) -> Policy:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hisparsed.policy.decide import decide
+from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory
-from hisparsed.policy.reasons import Lever, Reason
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.sharing import misses_at, share_hot_budget
-from hisparsed.policy.signals import LeasePoint, RequestHot
+from hisparsed.policy.signals import LeasePoint, Lever, RequestHot
 
 BLOCKS = (8, 16, 24, 32, 48, 64)
 

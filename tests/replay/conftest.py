@@ -17,10 +17,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from hisparsed.replay.client import RequestSettings
-from hisparsed.replay.model import BlockRun
 from hisparsed.replay.plan import ReplayPlan
-from hisparsed.replay.prompt import PromptMaker, TokenRange
-from hisparsed.replay.scale import Scale, ScaledCall, ScaledSession
+from hisparsed.replay.scaled_trace import PromptMaker, Scale, ScaledCall, ScaledSession, TokenRange
+from hisparsed.replay.trace import BlockRun
 
 _SETTLE_ROUNDS = 100
 

@@ -1,9 +1,15 @@
-"""A small described node and small traffic, for engines that start in a second or two."""
+"""A small described node, small traffic, and what a run measured, made up.
+
+Engines of this node start in a second or two.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from hisparsed.config.node_description import NodeDescription, load_node_description
-from hisparsed.replay.model import BlockRun, Call, Session, Trace
+from hisparsed.replay.trace import BlockRun, Call, Session, Trace
+from hisparsed.simulate.results import CallTimes, Measures, Sample
 
 LAYERS = 8
 MIB = 1 << 20
@@ -56,3 +62,30 @@ def chat(requests: int, every_s: float, tokens: int = 800) -> Trace:
 def _call(base: int, tokens: int, think_s: float) -> Call:
     full = tokens // 64
     return Call((BlockRun(base, full),), base + full, tokens, 100, think_s, None)
+
+
+def sample(at_s: float, **changes: Any) -> Sample:
+    values: dict[str, Any] = {
+        "running": 2,
+        "waiting": 1,
+        "hisparse_blocks": 90,
+        "offload_blocks": 10,
+        "hisparse_reach_tokens": 1000,
+        "offload_reach_tokens": 800,
+        "live_tokens": 400,
+        "multiplier": 1.0,
+        "gpu_free_blocks": 5,
+        "hit_tokens": 0,
+        "prompt_tokens": 0,
+        "generated_tokens": int(at_s * 10),
+        "link_bytes": at_s * 100.0,
+    }
+    return Sample(at_s=at_s, **{**values, **changes})
+
+
+def call(arrived: float, first: float, end: float, play: str = "a", cached: int = 60) -> CallTimes:
+    return CallTimes(play, 0, 100, 11, arrived, first, end, cached)
+
+
+def measured(*calls: CallTimes) -> Measures:
+    return Measures(10.0, 110.0, calls=list(calls), samples=[sample(10.0), sample(110.0)])

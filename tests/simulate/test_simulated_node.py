@@ -10,22 +10,23 @@ from typing import Any
 import pytest
 from small import LAYERS, agents, chat, small_node
 from typer.testing import CliRunner
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 
 from hisparsed.cli.app import app
+from hisparsed.config.node import shipped_config
 from hisparsed.config.node_description import load_node_description
-from hisparsed.config.shipped import shipped_config
-from hisparsed.control.policy_replay import replay_journal
+from hisparsed.control.journal.replay import replay_journal
 from hisparsed.engine.messages import EngineCommand
-from hisparsed.engine.simulated.node import SimulatedCall, SimulatedNode
+from hisparsed.engine.simulated import node as lookups
+from hisparsed.engine.simulated.node import RememberedLookups, SimulatedCall, SimulatedNode
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions
 from hisparsed.errors import UserError
 from hisparsed.plan.layout import real_layout
 from hisparsed.policy.effective import load_policy
-from hisparsed.simulate.measures import Measures
 from hisparsed.simulate.policies import choose_policy
+from hisparsed.simulate.results import Limits, Measures, PolicyResult, finished_calls, summarise
 from hisparsed.simulate.run import run_policy
 from hisparsed.simulate.scenario import Scenario, Traffic
-from hisparsed.simulate.summary import Limits, PolicyResult, finished_calls, summarise
 from hisparsed.simulate.workload import Sessions
 from hisparsed.tui.journal_reader import JournalReader
 
@@ -229,3 +230,25 @@ def test_a_journal_opens_like_that_of_a_real_node(tmp_path: Path) -> None:
 def test_a_scale_that_cannot_hold_one_call_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--scale: 1/100"):
         run(tmp_path, "stock", scale=Fraction(1, 100))
+
+
+def test_every_answer_is_vllms_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More sessions that the pools hold, so prefixes are lost while calls wait."""
+    node = small_node()
+    remembered = RememberedLookups.find_longest_cache_hit
+    asked: list[int] = []
+
+    def compared(self: Any, **question: Any) -> Any:
+        found = remembered(self, **question)
+        own = FullAttentionManager.find_longest_cache_hit(**question)
+        assert found == own
+        assert all(a is b for a, b in zip(found[0][0], own[0][0], strict=True))
+        asked.append(own[1])
+        return found
+
+    monkeypatch.setattr(lookups.RememberedLookups, "find_longest_cache_hit", compared)
+    traffic = (Traffic(Sessions(agents(9, 6, first=1200), 64), 9),)
+    scenario = Scenario(node, traffic, node.host.budget, duration_s=40.0, warmup_s=10.0)
+    run_policy(scenario, choose_policy("policy"), 0, work_folder=tmp_path)
+    assert len(asked) > 1000
+    assert len(set(asked)) > 8

@@ -17,13 +17,11 @@ from hisparsed.engine.simulated.node import SimulatedNode
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions
 from hisparsed.errors import UserError
 from hisparsed.policy.units import parse_bytes
-from hisparsed.simulate.geometry import expected_geometry
-from hisparsed.simulate.part import policy_text_of_part
-from hisparsed.simulate.policies import PolicyChoice, choose_policy
+from hisparsed.simulate.policies import PolicyChoice, choose_policy, policy_text_of_part
+from hisparsed.simulate.results import finished_calls
 from hisparsed.simulate.run import run_policy
 from hisparsed.simulate.scenario import Scenario, Traffic
-from hisparsed.simulate.sizes import fitting_sizes
-from hisparsed.simulate.summary import finished_calls
+from hisparsed.simulate.sizes import expected_geometry, fitting_sizes
 from hisparsed.simulate.workload import Sessions
 
 

@@ -10,12 +10,11 @@ from small import agents, small_node
 
 from hisparsed.errors import UserError
 from hisparsed.plan.layout import real_layout
-from hisparsed.simulate.measures import Measures
 from hisparsed.simulate.policies import Store, choose_policy
+from hisparsed.simulate.results import Measures, finished_calls
 from hisparsed.simulate.run import run_policy
 from hisparsed.simulate.scenario import Scenario, Traffic
 from hisparsed.simulate.sizes import stock_sizes
-from hisparsed.simulate.summary import finished_calls
 from hisparsed.simulate.workload import Sessions
 
 MANY = (Traffic(Sessions(agents(16, 6, first=900), 64), 16),)

@@ -8,9 +8,16 @@ import pytest
 from small import agents, chat
 
 from hisparsed.errors import UserError
-from hisparsed.replay.model import BlockRun, Call, Session, Trace
-from hisparsed.simulate.openhands import is_openhands, openhands_trace
-from hisparsed.simulate.workload import ClosedLoop, Mixed, OpenLoop, Play, Sessions
+from hisparsed.replay.trace import BlockRun, Call, Session, Trace
+from hisparsed.simulate.workload import (
+    ClosedLoop,
+    Mixed,
+    OpenLoop,
+    Play,
+    Sessions,
+    is_openhands,
+    openhands_trace,
+)
 
 
 def test_the_next_prompt_of_a_session_goes_on_from_prompt_and_answer() -> None:

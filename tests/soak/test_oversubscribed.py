@@ -13,12 +13,21 @@ from fake_engine import GEOMETRY, FakeEngine
 from hisparsed.control.observe import geometry_of
 from hisparsed.engine.messages import GeometryReport
 from hisparsed.policy.reach import reach_at
-from hisparsed.replay.scale import ScaledTrace, scale_trace
+from hisparsed.replay.scaled_trace import ScaledTrace, scale_trace
 from hisparsed.replay.trace import load_trace
-from hisparsed.soak import virtual_load
 from hisparsed.soak.engine import VirtualClock
-from hisparsed.soak.oversubscribed import Row, policy_of, run_one, shared_blocks_for, table
-from hisparsed.soak.virtual_load import Load, Served, serve, sessions_of
+from tests.bench import oversubscribed as virtual_load
+from tests.bench.oversubscribed import (
+    Load,
+    Row,
+    Served,
+    policy_of,
+    run_one,
+    serve,
+    sessions_of,
+    shared_blocks_for,
+    table,
+)
 
 SMALL = Load(clients=6, think_s=1.0, warm_up_s=2.0, measured_s=20.0)
 

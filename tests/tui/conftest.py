@@ -15,8 +15,8 @@ from fake_node import FakeNode
 from recorded_node import RecordedFeed, recorded_model
 
 from hisparsed.tui.app import TopApp
+from hisparsed.tui.feed import NodeSession
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.session import NodeSession
 
 
 @pytest.fixture(autouse=True)

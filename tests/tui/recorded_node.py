@@ -1,4 +1,7 @@
-"""What a reference node under load answered once, and a feed that repeats it."""
+"""What a reference node under load answered once, a feed that repeats it, and what a test sees.
+
+``node_screen``, ``page``, ``table``, ``feed`` and ``text`` look at an application that runs.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from textual.pilot import Pilot
+
 from hisparsed.tui import updates
-from hisparsed.tui.errors import Refused
+from hisparsed.tui.app import NodeScreen
+from hisparsed.tui.client import Refused
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.updates import Update
+from hisparsed.tui.widgets import LinesView, TableView
 from hisparsed.tui.wire import Document
 
 FOLDER = Path(__file__).parent / "recorded"
@@ -86,3 +93,28 @@ class RecordedFeed:
 
     def refresh_decisions(self, lever: str | None, code: str | None) -> None:
         self.asked.append(("decisions", lever, code))
+
+
+def node_screen(pilot: Pilot[None]) -> NodeScreen:
+    screen = next(one for one in pilot.app.screen_stack if isinstance(one, NodeScreen))
+    assert isinstance(screen, NodeScreen)
+    return screen
+
+
+def page(pilot: Pilot[None], kind: type[Any]) -> Any:
+    return node_screen(pilot).query_one(kind)
+
+
+def table(pilot: Pilot[None]) -> TableView:
+    return node_screen(pilot).page.query_one(TableView)
+
+
+def feed(pilot: Pilot[None]) -> RecordedFeed:
+    found = node_screen(pilot).feed
+    assert isinstance(found, RecordedFeed)
+    return found
+
+
+def text(pilot: Pilot[None], selector: str) -> str:
+    lines = pilot.app.screen.query_one(selector, LinesView).lines
+    return "\n".join(one.plain for one in lines)

@@ -13,13 +13,12 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
 from hisparsed.tui import changes, updates
-from hisparsed.tui.address import parse_address
-from hisparsed.tui.app import TopApp
+from hisparsed.tui.app import NodeScreen, TopApp
 from hisparsed.tui.client import NodeClient
+from hisparsed.tui.dialogs import ConfirmDialog, ValueDialog
+from hisparsed.tui.feed import NodeSession
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.screens.dialogs import ConfirmDialog, ValueDialog
-from hisparsed.tui.screens.node_screen import NodeScreen
-from hisparsed.tui.session import NodeSession
+from hisparsed.tui.options import parse_address
 
 
 @dataclass

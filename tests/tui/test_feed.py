@@ -13,11 +13,9 @@ from fake_node import FakeNode
 from recorded_node import recorded, status_with
 
 from hisparsed.tui import updates
-from hisparsed.tui.address import default_address, parse_address
-from hisparsed.tui.client import NodeClient
-from hisparsed.tui.errors import Refused, Unreachable, ViewError
-from hisparsed.tui.live_feed import LONGEST_PAUSE_S, LiveFeed
-from hisparsed.tui.sse import EventParser
+from hisparsed.tui.client import EventParser, NodeClient, Refused, Unreachable
+from hisparsed.tui.feed import LONGEST_PAUSE_S, LiveFeed
+from hisparsed.tui.options import parse_address
 from hisparsed.tui.updates import Update
 
 
@@ -209,39 +207,6 @@ async def test_nobody_on_a_socket_is_said_in_words(tmp_path: Path) -> None:
     async with NodeClient(parse_address(str(tmp_path / "none.sock"))) as client:
         with pytest.raises(Unreachable, match="no daemon has this socket"):
             await client.get("/v1/status")
-
-
-@pytest.mark.parametrize(
-    ("text", "label", "where"),
-    [
-        ("/run/hisparsed/control.sock", "hisparsed", "/run/hisparsed/control.sock"),
-        ("unix:/srv/a.sock", "a", "/srv/a.sock"),
-        ("gpu7=/run/x/control.sock", "gpu7", "/run/x/control.sock"),
-        ("http://gpu8:9000/", "gpu8:9000", "http://gpu8:9000"),
-        ("east=https://gpu8:9000", "east", "https://gpu8:9000"),
-        ("/data/a=b/control.sock", "a=b", "/data/a=b/control.sock"),
-        ("rack-1/gpu-7=/run/x/control.sock", "rack-1/gpu-7", "/run/x/control.sock"),
-        ("eu/gpu:7=http://gpu7:9000", "eu/gpu:7", "http://gpu7:9000"),
-        ("data/a=b.sock", "a=b", "data/a=b.sock"),
-        ("./a=/b.sock", "b", "a=/b.sock"),
-        ("http://gpu8:9000/?a=/b", "gpu8:9000", "http://gpu8:9000/?a=/b"),
-    ],
-)
-def test_addresses(text: str, label: str, where: str) -> None:
-    address = parse_address(text)
-    assert (address.label, str(address)) == (label, where)
-
-
-@pytest.mark.parametrize("text", ["", "x=", "http://", "ftp://host/x"])
-def test_addresses_that_cannot_be(text: str) -> None:
-    with pytest.raises(ViewError, match="--node"):
-        parse_address(text)
-
-
-def test_the_socket_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert str(default_address()) == "/run/hisparsed/control.sock"
-    monkeypatch.setenv("HISPARSED_SOCKET", "/run/other.sock")
-    assert str(default_address()) == "/run/other.sock"
 
 
 async def test_a_storm_of_events_asks_for_the_policy_once_at_a_time(node: FakeNode) -> None:

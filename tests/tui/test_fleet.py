@@ -8,14 +8,11 @@ import pytest
 from recorded_node import recorded_model, status_with
 
 from hisparsed.tui import updates
-from hisparsed.tui.app import TopApp
+from hisparsed.tui.app import FleetScreen, NodeScreen, TopApp
 from hisparsed.tui.options import make_options
-from hisparsed.tui.screens.fleet_screen import FleetScreen
-from hisparsed.tui.screens.node_screen import NodeScreen
-from hisparsed.tui.views.context import ViewContext
+from hisparsed.tui.views.drawing import ViewContext
 from hisparsed.tui.views.fleet import fleet_line, fleet_summary, fleet_titles, worst_first
-from hisparsed.tui.widgets.lines import LinesView
-from hisparsed.tui.widgets.table import TableView
+from hisparsed.tui.widgets import LinesView, TableView
 
 Make = Callable[..., TopApp]
 

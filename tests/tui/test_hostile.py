@@ -16,13 +16,12 @@ from hisparsed.tui.app import TopApp
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line, line
 from hisparsed.tui.views import decisions, health, logs, policy, requests
-from hisparsed.tui.views.bars import cells_of
-from hisparsed.tui.views.context import ViewContext
-from hisparsed.tui.views.decision_detail import decision_detail, event_detail
+from hisparsed.tui.views.decisions import decision_detail, event_detail
+from hisparsed.tui.views.drawing import ViewContext, cells_of
 from hisparsed.tui.views.fleet import fleet_line, fleet_summary, worst_first
 from hisparsed.tui.views.header import Banner, header_lines
 from hisparsed.tui.views.overview import overview_lines
-from hisparsed.tui.widgets.lines import LinesView
+from hisparsed.tui.widgets import LinesView
 from hisparsed.tui.wire import items
 
 Make = Callable[..., TopApp]

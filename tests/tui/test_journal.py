@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 from recorded_node import recorded
 
-from hisparsed.tui.app import TopApp
-from hisparsed.tui.errors import ViewError
+from hisparsed.tui.app import NodeScreen, TopApp
+from hisparsed.tui.feed import journal_session
 from hisparsed.tui.journal_player import JournalPlayer
 from hisparsed.tui.journal_reader import JournalReader
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.run import journal_session
-from hisparsed.tui.screens.node_screen import NodeScreen
-from hisparsed.tui.widgets.lines import LinesView
+from hisparsed.tui.options import ViewError
+from hisparsed.tui.widgets import LinesView
 
 BEGIN = 1_700_000_000.0
 TICKS = 600
@@ -28,7 +27,7 @@ TICKS = 600
 
 def write_journal(path: Path, ticks: int = TICKS) -> None:
     """One tick a second of the recorded node; the multiplier moves every hundred ticks."""
-    from hisparsed.control.journal_store import _SCHEMA
+    from hisparsed.control.journal.store import _SCHEMA
 
     whole = recorded("tick")
     with closing(sqlite3.connect(path)) as database, database:
@@ -305,7 +304,7 @@ async def test_the_player_runs_by_its_clock(journal: Path) -> None:
 
 def test_the_daemon_s_own_journal_can_be_read(tmp_path: Path) -> None:
     """Written by the daemon's code: both sides agree on the file."""
-    from hisparsed.control.journal_store import SCHEMA_VERSION
+    from hisparsed.control.journal.store import SCHEMA_VERSION
     from hisparsed.tui import journal_reader
 
     assert journal_reader.SCHEMA_VERSION == SCHEMA_VERSION

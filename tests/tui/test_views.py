@@ -10,20 +10,15 @@ from hypothesis import strategies as st
 from recorded_node import recorded, recorded_model, status_with
 
 from hisparsed.tui import updates
-from hisparsed.tui.glyphs import ASCII, UNICODE
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line
-from hisparsed.tui.views.activity import hot_lines, request_lines
-from hisparsed.tui.views.chart import columns
-from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.decisions import Filter, codes, entries
-from hisparsed.tui.views.header import Banner, header_lines
+from hisparsed.tui.views.drawing import ASCII, UNICODE, ViewContext, columns
+from hisparsed.tui.views.header import Banner, header_lines, help_lines
 from hisparsed.tui.views.health import health_lines
-from hisparsed.tui.views.help import help_lines
-from hisparsed.tui.views.levers import lever_lines
 from hisparsed.tui.views.overview import overview_lines
-from hisparsed.tui.views.policy import policy_rows, summary_lines
-from hisparsed.tui.views.pools import gpu_lines, host_bar, host_lines
+from hisparsed.tui.views.panels import gpu_lines, host_bar, host_lines, hot_lines, request_lines
+from hisparsed.tui.views.policy import lever_lines, policy_rows, summary_lines
 from hisparsed.tui.views.requests import Order, column_at, request_row, sorted_rows, title_line
 
 CONTEXT = ViewContext(now_s=recorded("status")["at_unix_s"])

@@ -1,16 +1,21 @@
-"""The journal as rows: decisions and events, filtered, newest first; and one of them whole."""
+"""The journal as rows: decisions and events, filtered, newest first; and one of them whole.
+
+A decision whole shows its figures, what was expected, what came of it, and the snapshot behind
+it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.styled import Line, line
-from hisparsed.tui.views.context import ViewContext
-from hisparsed.tui.views.levers import LEVERS, setting_text
-from hisparsed.tui.wire import Document, dig, number, text
+from hisparsed.tui.styled import EMPTY, Line, line, wrap
+from hisparsed.tui.views.drawing import ViewContext
+from hisparsed.tui.views.policy import LEVERS, setting_text
+from hisparsed.tui.wire import Document, dig, finite, items, number, text
 
 _VALUE = len("held-prefix-first")
 
@@ -131,3 +136,157 @@ def _change(model: NodeModel, entry: Document, context: ViewContext) -> str:
 def _words(entry: Document) -> str:
     names = ("kind", "lever", "code", "cause", "limited_by", "sentence", "actor")
     return " ".join(str(entry.get(name) or "") for name in names).lower()
+
+
+_EFFECT = (
+    ("hisparse reach (tokens)", "hisparse.capacity_blocks", "hisparse.in_use_blocks"),
+    ("offload blocks lent", "offload.lent_blocks", None),
+    ("multiplier", "hot.multiplier", None),
+    ("GPU blocks free", "gpu.free_blocks", None),
+    ("running", "requests.running", None),
+    ("waiting", "requests.waiting", None),
+    ("preemptions", "requests.preemptions_total", None),
+    ("live set (tokens)", "sessions.live_set_tokens", None),
+)
+_RATES = (
+    ("misses of hot references", "hot.loads_total", ("hot.loads_total", "hot.hits_total")),
+    ("prefix hits", "prefix.hit_tokens_total", ("prefix.query_tokens_total",)),
+)
+
+
+def event_detail(entry: Document, width: int) -> list[Line]:
+    return [
+        line((text(entry, "kind") or "", "title")),
+        line(("at     ", "dim"), fmt.moment(number(entry, "at_unix_s"))),
+        line(("actor  ", "dim"), text(entry, "actor") or fmt.UNKNOWN),
+        EMPTY,
+        *wrap(text(entry, "sentence") or "", width),
+    ]
+
+
+def decision_detail(entry: Document, whole: Document | None, width: int) -> list[Line]:
+    """``entry`` is the flat decision, ``whole`` its tick; ``None`` where only the former is
+    known."""
+    lines = [
+        line((f"{entry.get('lever')} ", "title"), (str(entry.get("code")), "accent")),
+        *wrap(text(entry, "sentence") or "", width),
+        EMPTY,
+        _pair("at", fmt.moment(number(entry, "at_unix_s"))),
+        _pair("tick", f"{fmt.whole(number(entry, 'tick'))}, policy generation "
+              f"{entry.get('policy_generation')} ({str(entry.get('policy_hash'))[:12]})"),
+        _pair("current", fmt.setting(entry.get("current"))),
+        _pair("wanted", fmt.setting(entry.get("wanted"))),
+    ]  # fmt: skip
+    if entry.get("in_force") is not None:
+        lines.append(_pair("in force", f"{fmt.setting(entry['in_force'])} (bounded by the engine)"))
+    if entry.get("cause") != entry.get("code"):
+        lines.append(_pair("cause", str(entry.get("cause"))))
+    if entry.get("limited_by"):
+        lines.append(_pair("limited by", str(entry["limited_by"])))
+    if entry.get("error"):
+        lines += [line(("failed", "bad")), *wrap(str(entry["error"]), width, "bad")]
+    lines += [EMPTY, line(("figures behind it (what was expected)", "title"))]
+    lines += _figures(dig(entry, "figures"))
+    if whole is not None:
+        lines += [EMPTY, line(("what came of it", "title")), *_came_of_it(whole)]
+        lines += [EMPTY, line(("snapshot", "title")), *_flat(dig(whole, "snapshot"))]
+    return lines
+
+
+def _pair(name: str, value: str, role: str = "") -> Line:
+    return line((f"{name:<12}", "dim"), (value, role))
+
+
+def _figures(figures: object) -> list[Line]:
+    if not isinstance(figures, dict) or not figures:
+        return [line(("none", "dim"))]
+    return [
+        line((f"  {name:<36}", "dim"), f"{_exact(value):>20}") for name, value in figures.items()
+    ]
+
+
+def _came_of_it(whole: Document) -> list[Line]:
+    applied, confirmation = dig(whole, "applied"), dig(whole, "confirmation")
+    lines = []
+    if applied is None:
+        lines.append(line("  nothing was sent to the engine"))
+    elif text(applied, "error"):
+        lines.append(line(("  the engine refused: ", "bad"), text(applied, "error") or ""))
+    elif confirmation is None:
+        lines.append(line("  applied; no later report has confirmed it"))
+    else:
+        differences = items(confirmation, "differences")
+        lines += [
+            line(
+                (f"  did not stay: {one.get('lever')} ", "warn"),
+                f"wanted {fmt.setting(one.get('wanted'))}, found {fmt.setting(one.get('found'))}",
+            )
+            for one in differences
+        ]
+        if not differences:
+            lines.append(line(("  confirmed by the next report", "good")))
+    after = dig(whole, "after.snapshot")
+    if not isinstance(after, dict):
+        return lines
+    passed_s = (number(whole, "after.at_unix_s") or 0) - (number(whole, "at_unix_s") or 0)
+    then = f"after {fmt.duration(passed_s)}"
+    lines.append(line((f"  {'':<30}{'then':>14}{then:>16}", "dim")))
+    return [*lines, *_effect(dig(whole, "snapshot"), after)]
+
+
+def _effect(before: object, after: object) -> Iterator[Line]:
+    for name, path, less in _EFFECT:
+        start, end = number(before, path), number(after, path)
+        if less is not None:
+            tokens = number(before, "geometry.block_tokens") or 1
+            start = _minus(start, number(before, less), tokens)
+            end = _minus(end, number(after, less), tokens)
+        role = "" if start == end else "strong"
+        yield line((f"  {name:<30}", "dim"), (f"{_exact(start):>14}{_exact(end):>16}", role))
+    for name, top, bottom in _RATES:
+        yield line(
+            (f"  {name:<30}", "dim"),
+            f"{'':>14}",
+            (f"{fmt.percent(_ratio(before, after, top, bottom), 1):>16}", "strong"),
+        )
+
+
+def _minus(value: float | None, less: float | None, times: float) -> float | None:
+    return None if value is None or less is None else (value - less) * times
+
+
+def _ratio(before: object, after: object, top: str, bottom: tuple[str, ...]) -> float | None:
+    def grown(path: str) -> float:
+        return (number(after, path) or 0.0) - (number(before, path) or 0.0)
+
+    whole = sum(grown(path) for path in bottom)
+    return grown(top) / whole if whole > 0 else None
+
+
+def _flat(document: object, prefix: str = "") -> list[Line]:
+    """Every leaf as a dotted key and its value."""
+    if not isinstance(document, dict):
+        return []
+    lines: list[Line] = []
+    for name, value in document.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            lines += _flat(value, f"{key}.")
+        elif isinstance(value, list):
+            for index, one in enumerate(value):
+                if isinstance(one, dict):
+                    lines += _flat(one, f"{key}.{index}.")
+                else:
+                    lines.append(line((f"  {key}.{index:<34}", "dim"), f"{_exact(one)}"))
+        else:
+            lines.append(line((f"  {key:<36}", "dim"), f"{_exact(value):>20}"))
+    return lines
+
+
+def _exact(value: object) -> str:
+    exact = finite(value)
+    if exact is None:
+        return fmt.setting(value)
+    if exact == int(exact):
+        return f"{exact:,.0f}"
+    return f"{exact:,.4g}" if abs(exact) < 1000 else f"{exact:,.1f}"

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import Link, NodeModel
 from hisparsed.tui.styled import Line, ends, fit, line
-from hisparsed.tui.views.chart import columns, series_values
-from hisparsed.tui.views.context import ViewContext
-from hisparsed.tui.views.engine import engine_life
+from hisparsed.tui.views.drawing import ViewContext, columns, series_values
+from hisparsed.tui.views.health import engine_life
 from hisparsed.tui.wire import number, text
 
 _LABEL = 18

@@ -1,20 +1,270 @@
-"""The node's health: engine, doctor, canary and journal; and all that the doctor found."""
+"""The node's health: the engine's life, GPUs, what the doctor found, canary and journal.
+
+Nodes of earlier versions leave parts of it out; then those parts say so, or show nothing. Blocks of
+the GPU pool are in ``panels``.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.styled import EMPTY, Line, hanging, line, wrap
-from hisparsed.tui.views.context import ViewContext
-from hisparsed.tui.views.engine import engine_lines
-from hisparsed.tui.views.gpus import gpu_rows, gpus_line
+from hisparsed.tui.styled import EMPTY, Line, Part, ends, fit, hanging, line, wrap
+from hisparsed.tui.views.drawing import ViewContext
 from hisparsed.tui.wire import Document, dig, items, number, text
+
+_TITLE = (f"{'engine':<9}", "title")
+_INDENT = " " * 9
+_WITH_ENGINE = ("serving", "draining")
+_OVER = ("failed", "stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLife:
+    """Times are the node's Unix seconds."""
+
+    state: str
+    since_s: float | None
+    next_try_s: float | None
+    ends: int
+    """Ends and failed starts that count against ``most``."""
+    most: int
+    why: str | None
+    """Of the last end."""
+    ended_s: float | None
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether there is one that reports."""
+        return self.state in _WITH_ENGINE
+
+    @property
+    def over(self) -> bool:
+        return self.state in _OVER
+
+    @property
+    def role(self) -> str:
+        return "good" if self.state == "serving" else "bad" if self.over else "warn"
+
+    def words(self, now_s: float | None) -> str:
+        """For example "engine restarting for 4s, next try in 8s, 2 ends (at most 5)"."""
+        words = f"engine {self.state}"
+        if now_s is not None and self.since_s is not None:
+            words += f" for {fmt.whole_duration(now_s - self.since_s)}"
+        if now_s is not None and self.next_try_s is not None:
+            left_s = round(self.next_try_s - now_s)
+            words += f", next try {f'in {fmt.whole_duration(left_s)}' if left_s > 0 else 'now'}"
+        if self.ends:
+            words += f", {self.ends} end{'s' if self.ends > 1 else ''}"
+            words += f" (at most {self.most})" if self.most else ""
+        return words
+
+
+def engine_life(status: object) -> EngineLife | None:
+    """``None`` where the node does not tell."""
+    state = text(status, "engine.state")
+    if state is None:
+        return None
+    return EngineLife(
+        state=state,
+        since_s=number(status, "engine.since_unix_s"),
+        next_try_s=number(status, "engine.next_try_unix_s"),
+        ends=int(number(status, "engine.ends_in_window") or 0),
+        most=int(number(status, "engine.most_restarts") or 0),
+        why=text(status, "engine.last_exit.why"),
+        ended_s=number(status, "engine.last_exit.at_unix_s"),
+    )
+
+
+def engine_lines(
+    status: object, now_s: float | None, width: int, context: ViewContext
+) -> list[Line]:
+    """State and times; then the last end, and what was put aside because it did not start."""
+    life = engine_life(status)
+    if life is None:
+        return []
+    mark = context.glyphs.on if life.state == "serving" else context.glyphs.off
+    words = life.words(now_s).removeprefix("engine ")
+    restarts = number(status, "engine.restarts_total")
+    lines = [
+        line(
+            _TITLE,
+            (f"{mark} {words}", life.role),
+            f", {fmt.whole(restarts)} restart{'s' if restarts > 1 else ''}" if restarts else "",
+        )
+    ]
+    if life.why is not None:
+        head = line((f"{_INDENT}last end {fmt.clock(life.ended_s)}: ", "dim"))
+        lines += hanging(head, life.why, width)
+        evidence = text(status, "engine.last_exit.evidence")
+        if evidence is not None:
+            lines += hanging(line((f"{_INDENT}evidence ", "dim")), evidence, width)
+    return [*lines, *_quarantined(status, width)]
+
+
+def _quarantined(status: object, width: int) -> list[Line]:
+    error = text(status, "engine.quarantined.error")
+    if error is None:
+        return []
+    at = fmt.clock(number(status, "engine.quarantined.at_unix_s"))
+    changes = ", ".join(
+        f"{one.get('key')} = {fmt.setting(one.get('wanted'))}"
+        for one in items(status, "engine.quarantined.changes")
+    )
+    head = line(
+        (f"{_INDENT}PUT ASIDE ", "bad"), f"at {at}: {changes or 'values'} did not start; "
+        "the last good ones are in force"
+    )  # fmt: skip
+    room = max(20, width - len(_INDENT))
+    return [head, *(line(_INDENT) + one for one in wrap(error, room, "bad"))]
+
+
+OLD_S = 5.0
+"""NVML is read once a second; it hangs while somebody pins memory."""
+FULL_LINK = 0.9
+"""Share of the link beyond which traffic waits for it."""
+_AT_CAP = "power-cap"
+"""How a busy GPU runs, so no trouble."""
+_SHOWN = 3
+"""GPUs in trouble that one line names."""
+
+
+def gpus_line(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
+    """The fullest, the load, the busiest link and who is slow or lost; nothing without GPUs."""
+    cards = items(model.status, "gpus.cards")
+    if not cards:
+        return []
+    left = line(
+        ("GPUs ", "title"), (fmt.whole(len(cards)), "strong"),
+        ("  fullest ", "dim"), *_memory(max(cards, key=_fullness)),
+        ("  load ", "dim"), (_load(cards), "strong"),
+        *_busiest("  PCIe in ", "pcie_rx_bytes_per_s", cards),
+        *_busiest(", out ", "pcie_tx_bytes_per_s", cards),
+        *([(" of link", "dim")] if any(_link(card) for card in cards) else []),
+    )  # fmt: skip
+    state = line(*_state(cards), *_age(model))
+    if state.cells >= width:
+        return [fit(state, width, more=context.glyphs.more)]
+    return [ends(left, line("  ") + state, width)]
+
+
+def gpu_rows(model: NodeModel) -> list[Line]:
+    """A line a GPU, under one that says how old the reading is; nothing without GPUs."""
+    cards = items(model.status, "gpus.cards")
+    if not cards:
+        return []
+    head = line(("GPUs ", "title"), (f"as of {_age_text(model)} ago", "dim"), *_age(model))
+    return [head, *(_row(card) for card in cards)]
+
+
+def _row(card: Document) -> Line:
+    name = line((f"{fmt.whole(number(card, 'index')):>3} ", "strong"))
+    if dig(card, "lost") is True:
+        return name + line(("LOST", "bad"), " fell off the bus, or needs a reset")
+    slowed = _slowed(card)
+    return name + line(
+        *_memory(card),
+        ("  load ", "dim"), (f"{fmt.percent(number(card, 'utilization')):>4}", "strong"),
+        *_traffic("  PCIe in ", "pcie_rx_bytes_per_s", card),
+        *_traffic(", out ", "pcie_tx_bytes_per_s", card), *_link(card),
+        "  ", *(_reasons(slowed) if slowed is not None else [("clocks not known", "dim")]),
+    )  # fmt: skip
+
+
+def _memory(card: Document) -> list[Part]:
+    used, total = number(card, "memory_used_bytes"), number(card, "memory_total_bytes")
+    return [(fmt.size(used), "strong"), (f" of {fmt.size(total)}", "dim")]
+
+
+def _fullness(card: Document) -> float:
+    return number(card, "memory_used_bytes") or 0.0
+
+
+def _load(cards: list[Document]) -> str:
+    loads = [load for card in cards if (load := number(card, "utilization")) is not None]
+    if not loads:
+        return fmt.UNKNOWN
+    low, high = fmt.percent(min(loads)), fmt.percent(max(loads))
+    return high if low == high else f"{low} to {high}"
+
+
+def _busiest(name: str, key: str, cards: list[Document]) -> list[Part]:
+    return _traffic(name, key, max(cards, key=lambda card: number(card, key) or 0.0))
+
+
+def _traffic(name: str, key: str, card: Document) -> list[Part]:
+    """With the share of what the link can do, where that is known."""
+    rate, link = number(card, key), number(card, "pcie_link_bytes_per_s")
+    parts: list[Part] = [(name, "dim"), (fmt.per_second(rate), "strong")]
+    if rate is not None and link:
+        share = rate / link
+        parts.append((f" {fmt.percent(share)}", "warn" if share > FULL_LINK else "dim"))
+    return parts
+
+
+def _link(card: Document) -> list[Part]:
+    link = number(card, "pcie_link_bytes_per_s")
+    return [] if link is None else [(f" of {fmt.per_second(link)}", "dim")]
+
+
+def _state(cards: list[Document]) -> list[Part]:
+    """Who is lost, then who is slow; the first few of them."""
+    lost = [card for card in cards if dig(card, "lost") is True]
+    slow = [card for card in cards if card not in lost and _troubles(card)]
+    parts: list[Part] = []
+    for card in [*lost, *slow][:_SHOWN]:
+        words = "LOST" if card in lost else f"SLOW {', '.join(_troubles(card))}"
+        gap = "  " if parts else ""
+        role = "bad" if card in lost else "warn"
+        parts.append((f"{gap}{fmt.whole(number(card, 'index'))} {words}", role))
+    more = len(lost) + len(slow) - _SHOWN
+    if more > 0:
+        parts.append((f"  {more} more", "bad"))
+    if parts:
+        return parts
+    known = [slowed for card in cards if (slowed := _slowed(card)) is not None]
+    if not known:
+        return [("clocks not known", "dim")]
+    capped = sum(_AT_CAP in slowed for slowed in known)
+    return [(f"{capped} at their power cap", "")] if capped else _reasons([])
+
+
+def _reasons(slowed: list[str]) -> list[Part]:
+    if not slowed:
+        return [("full speed", "good")]
+    if slowed == [_AT_CAP]:
+        return [("at its power cap", "")]
+    return [(f"SLOW {', '.join(slowed)}", "warn")]
+
+
+def _slowed(card: Document) -> list[str] | None:
+    found = dig(card, "slowed_by")
+    return [str(one) for one in found] if isinstance(found, list) else None
+
+
+def _troubles(card: Document) -> list[str]:
+    return [one for one in _slowed(card) or [] if one != _AT_CAP]
+
+
+def _age(model: NodeModel) -> list[Part]:
+    age_s = number(model.status, "gpus.age_s")
+    if age_s is None or age_s <= OLD_S:
+        return []
+    return [(f"  OLD, {_age_text(model)}: NVML does not answer", "warn")]
+
+
+def _age_text(model: NodeModel) -> str:
+    age_s = number(model.status, "gpus.age_s")
+    return fmt.UNKNOWN if age_s is None else fmt.whole_duration(age_s)
+
 
 NOT_AVAILABLE = "not available in this version"
 NOT_YET = "not yet; it comes with the engine"
 NOT_RECORDED = "not in a recorded journal; its events are on page 2"
 _SEVERITIES = {"fatal": ("FATAL", "bad"), "warning": ("WARN", "warn"), "note": ("note", "dim")}
-_INDENT = " " * 9
+
+
 _WRAPPED = 3
 """Warnings and worse that are shown whole; more of them are a line each."""
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line, beside, block, fit, line
-from hisparsed.tui.views.activity import hot_lines, request_lines, service_line, service_lines
-from hisparsed.tui.views.chart import chart, spark
-from hisparsed.tui.views.context import ViewContext
 from hisparsed.tui.views.decisions import entry_line, moves
-from hisparsed.tui.views.frame import box, split_width
-from hisparsed.tui.views.gpus import gpus_line
-from hisparsed.tui.views.levers import lever_lines
-from hisparsed.tui.views.pools import gpu_lines, host_compact, host_lines
+from hisparsed.tui.views.drawing import ViewContext, box, chart, spark, split_width
+from hisparsed.tui.views.health import gpus_line
+from hisparsed.tui.views.panels import (
+    gpu_lines,
+    host_compact,
+    host_lines,
+    hot_lines,
+    request_lines,
+    service_line,
+    service_lines,
+)
+from hisparsed.tui.views.policy import lever_lines
 from hisparsed.tui.wire import number
 
 MEDIUM_WIDTH = 118

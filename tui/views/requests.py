@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line, hanging, line
-from hisparsed.tui.views.context import ViewContext
-from hisparsed.tui.views.pools import budget_gauge
+from hisparsed.tui.views.drawing import ViewContext
+from hisparsed.tui.views.panels import budget_gauge
 from hisparsed.tui.wire import Document, items, number, text
 
 _GAUGE_CELLS = 8

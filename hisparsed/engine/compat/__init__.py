@@ -1,1 +1,4 @@
-"""Which vLLM hisparsed runs on: names it touches, how versions differ, and what it refuses."""
+"""Which vLLM hisparsed runs on, how versions differ, and what is refused.
+
+The table of vLLM names that hisparsed touches, and its checks, are in ``tests/contract``.
+"""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
-from hisparsed.config.kind import NodeKind
+from hisparsed.config.machine import NodeKind
 from hisparsed.config.node import NodeConfig
 from hisparsed.engine.compat.versions import (
     OVERRIDE_HINT,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hisparsed.config.node import NodeConfig
-from hisparsed.engine.cuda.model_facts import BLOCK_TOKENS, ModelFacts
+from hisparsed.engine.cuda.model_config import BLOCK_TOKENS, ModelFacts
 from hisparsed.plan.layout import HOST_ALIGNMENT
 from hisparsed.policy.units import format_bytes
 

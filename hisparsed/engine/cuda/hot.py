@@ -10,8 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from hisparsed.engine.request_table import HotRows
-from hisparsed.engine.worker_report import RowCurve, WorkerReport
+from hisparsed.engine.worker_report import HotRows, RowCurve, WorkerReport
 
 log = logging.getLogger("hisparsed.engine")
 

@@ -1,8 +1,10 @@
-"""The CUDA node's body: from the node's document to vLLM's configuration on NVIDIA GPUs.
+"""The CUDA node's start: from the node's document to vLLM's configuration on NVIDIA GPUs.
 
 One of the modules that ``hisparsed.engine.launch`` chooses from. Imports vLLM only when called.
-What cannot be is ``checks``' to say; here it is asked before anything is taken, and again once
-vLLM has read the config of a model that it had to look up.
+``checks`` says what cannot start; it is asked before anything is taken, and again once vLLM has
+read the config of a model that it had to look up. The two names at the top are what vLLM is
+given where our kernels serve the hot buffers; ``compat.features`` says which vLLM versions take
+them.
 """
 
 from __future__ import annotations
@@ -12,22 +14,27 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from hisparsed.config.memory import machine_memory_bytes
+from hisparsed.config.machine import machine_memory_bytes
 from hisparsed.config.node import NodeConfig
-from hisparsed.engine.cuda import checks, tiny_model
+from hisparsed.engine.cuda import checks
+from hisparsed.engine.cuda import model_config as tiny_model
 from hisparsed.engine.cuda.checks import GpuFacts, MachineFacts
-from hisparsed.engine.cuda.kernels_choice import CONNECTOR_MODULE, WORKER_EXTENSION
-from hisparsed.engine.cuda.model_facts import BLOCK_TOKENS, ModelFacts, facts_of, read_model
+from hisparsed.engine.cuda.model_config import BLOCK_TOKENS, ModelFacts, facts_of, read_model
 from hisparsed.engine.cuda.nvml import GpuReader, log_unreadable, nvidia_library
-from hisparsed.engine.scratch import whole_step_scratch_blocks
+from hisparsed.engine.hot_sizes import whole_step_scratch_blocks
 from hisparsed.errors import UserError
 
 if TYPE_CHECKING:
-    from hisparsed.engine.launch import HotPolicy
+    from hisparsed.engine.hot_sizes import HotPolicy
+
+
+WORKER_EXTENSION: Final = "hisparsed.engine.cuda.residency.vllm_hooks.HotExtension"
+CONNECTOR_MODULE: Final = "hisparsed.engine.cuda.residency.vllm_hooks"
+
 
 log = logging.getLogger("hisparsed.engine")
 
@@ -43,8 +50,8 @@ def decode_query_len(config: NodeConfig) -> int:
 
 def served_names(config: NodeConfig) -> tuple[str, ...]:
     """What clients may ask for: every ``served_model_name``, else the model."""
-    if config.model == tiny_model.NAME:
-        return (tiny_model.NAME,)
+    if config.model == tiny_model.TINY_MODEL:
+        return (tiny_model.TINY_MODEL,)
     names = config.engine_args.get("served_model_name") or config.model
     return tuple(str(name) for name in (names if isinstance(names, list) else [names]))
 
@@ -95,7 +102,7 @@ def model_facts(config: NodeConfig) -> ModelFacts | None:
     """Facts of the model; ``None`` where only vLLM can look it up. Raises ``UserError``."""
     if config.model is None:
         raise UserError("model: a cuda node has no model of its own; name a folder or a model")
-    if config.model == tiny_model.NAME:
+    if config.model == tiny_model.TINY_MODEL:
         return facts_of(tiny_model.tiny_config())
     return read_model(config.model)
 
@@ -171,10 +178,10 @@ def engine_arguments(config: NodeConfig) -> dict[str, Any]:
     if cuda.kernels == "hisparsed":
         ours["worker_extension_cls"] = WORKER_EXTENSION
     model: dict[str, Any] = {}
-    if config.model == tiny_model.NAME:
+    if config.model == tiny_model.TINY_MODEL:
         folder = tiny_model.write_tiny_model(config.state_dir / "tiny-model")
-        model = {"model": str(folder), "served_model_name": [tiny_model.NAME]}
-        model |= tiny_model.ENGINE_ARGS
+        model = {"model": str(folder), "served_model_name": [tiny_model.TINY_MODEL]}
+        model |= tiny_model.TINY_ENGINE_ARGS
     given = {name: value for name, value in ours.items() if value is not None}
     return {**config.engine_args, **given, **model}
 
@@ -196,7 +203,7 @@ def kv_transfer_config(host_budget_bytes: int, kernels: str) -> dict[str, Any]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "spec_name": "CudaOffloadingSpec",
-            "spec_module_path": "hisparsed.engine.cuda.offload_spec",
+            "spec_module_path": "hisparsed.engine.cuda.offload",
             # The pool owns no memory: vLLM only asks that this is not zero.
             "cpu_bytes_to_use": 1,
             "offload_prompt_only": False,

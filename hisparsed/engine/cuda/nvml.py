@@ -1,18 +1,23 @@
-"""What NVML tells of each GPU: memory, PCIe traffic, load, why clocks are held down, whether it
-is still there.
+"""GPU readings from NVML, and the thread that takes one every second.
 
-One reading at a time, never an exception: what cannot be read is ``None`` and is logged once.
-Imports no vLLM and no torch. Not here: when to read (``gpu_watch``).
+A reading has memory, PCIe traffic, load, the reasons for low clocks, and whether the GPU is
+lost. Reading raises nothing: what cannot be read is ``None`` and is logged once.
+
+NVML can hang for minutes while another process pins memory, so nobody waits for it. ``GpuWatch``
+reads in a daemon thread of its own and keeps the last reading with its age: a reading that does
+not come shows as a growing age. Imports neither vLLM nor torch.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hisparsed.control.log_table import GPU_UNREADABLE
+from hisparsed.engine.gpus import GpuCard, GpusStatus
+from hisparsed.logs.event_ids import GPU_UNREADABLE
 
 log = logging.getLogger("hisparsed.gpu")
 
@@ -222,3 +227,82 @@ def link_bytes_per_s(generation: int | None, lanes: int | None) -> float | None:
 def slow_reasons(mask: int) -> tuple[str, ...]:
     """The names of those bits of NVML's clock event reasons that cost speed."""
     return tuple(name for bit, name in SLOW_REASONS.items() if mask & bit)
+
+
+engine_log = logging.getLogger("hisparsed.engine")
+
+EVERY_S = 1.0
+_STOP_S = 2.0
+
+
+class GpuWatch:
+    """``read`` is a ``GpuReader``'s, used by the thread only; ``clock`` is monotonic seconds."""
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[GpuReading, ...]],
+        *,
+        clock: Callable[[], float],
+        close: Callable[[], None] = lambda: None,
+        every_s: float = EVERY_S,
+    ) -> None:
+        self._read = read
+        self._close = close
+        self._clock = clock
+        self._every_s = every_s
+        self._last: tuple[float, tuple[GpuReading, ...]] | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hisparsed-gpus", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, unless NVML holds it; that one then ends with the process."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+
+    def look(self) -> None:
+        """Take one reading now."""
+        gpus = self._read()
+        self._last = (self._clock(), gpus)
+
+    def status(self) -> GpusStatus | None:
+        """The last reading; ``None`` before the first."""
+        last = self._last
+        if last is None:
+            return None
+        at_s, gpus = last
+        return GpusStatus(age_s=self._clock() - at_s, cards=[_card(gpu) for gpu in gpus])
+
+    def _run(self) -> None:
+        failing = False
+        try:
+            while not self._stop.is_set():
+                try:
+                    self.look()
+                    failing = False
+                except Exception:
+                    if not failing:
+                        engine_log.exception("The GPUs cannot be read.")
+                    failing = True
+                self._stop.wait(self._every_s)
+        finally:
+            self._close()
+
+
+def _card(gpu: GpuReading) -> GpuCard:
+    return GpuCard(
+        index=gpu.index,
+        name=gpu.name,
+        uuid=gpu.uuid,
+        memory_used_bytes=gpu.memory_used_bytes,
+        memory_total_bytes=gpu.memory_total_bytes,
+        utilization=gpu.utilization,
+        pcie_rx_bytes_per_s=gpu.pcie_rx_bytes_per_s,
+        pcie_tx_bytes_per_s=gpu.pcie_tx_bytes_per_s,
+        pcie_link_bytes_per_s=gpu.pcie_link_bytes_per_s,
+        slowed_by=None if gpu.slowed_by is None else list(gpu.slowed_by),
+        lost=gpu.lost,
+    )

@@ -14,27 +14,29 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from hisparsed.engine.compat.residency import ResidencyReader
+from hisparsed.engine.hot_sizes import scratch_block_ids
 from hisparsed.engine.in_process_executor import InProcessExecutor, LayerRows
 from hisparsed.engine.reference.connectors import ReferenceConnectors
-from hisparsed.engine.reference.draft import Draft, NgramDraft
-from hisparsed.engine.reference.geometry import (
+from hisparsed.engine.reference.hot import HotBuffers
+from hisparsed.engine.reference.model import ReferenceModel, make_weights
+from hisparsed.engine.reference.model_folder import (
     INDEX_ROW_BYTES,
     ROW_BYTES,
     ReferenceGeometry,
     indexer_layer_name,
     kv_layer_name,
 )
-from hisparsed.engine.reference.hot import HotBuffers
-from hisparsed.engine.reference.model import ReferenceModel
-from hisparsed.engine.reference.requests import RequestState, RequestTables
-from hisparsed.engine.reference.sampler import printable_mask
-from hisparsed.engine.reference.speculation import DraftCounts, verify
-from hisparsed.engine.reference.step import Segment, StepKV
+from hisparsed.engine.reference.requests import RequestState, RequestTables, Segment
+from hisparsed.engine.reference.sampling import (
+    Draft,
+    DraftCounts,
+    NgramDraft,
+    printable_mask,
+    verify,
+)
+from hisparsed.engine.reference.step import StepKV
 from hisparsed.engine.reference.store import KVStore
-from hisparsed.engine.reference.weights import make_weights
-from hisparsed.engine.request_table import HotRows
-from hisparsed.engine.scratch import scratch_block_ids
-from hisparsed.engine.worker_report import WorkerReport
+from hisparsed.engine.worker_report import HotRows, WorkerReport
 
 
 class ReferenceExecutor(InProcessExecutor):

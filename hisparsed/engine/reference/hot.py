@@ -1,9 +1,13 @@
 """Hot buffers of the reference node: the residency resolver of ``hisparsed.kernels`` at work.
 
-One resolver state an index group, one state row a request. A step's top-k positions go in;
-out come slab rows to read, after the rows that were only on the host have been fetched into
-the request's leased blocks, or into scratch blocks where they do not fit. Capacity follows the
-lease, whole blocks at a time.
+One resolver state an index group, one state row a request. A step's top-k positions go in; slab
+rows come out, after the rows that were only on the host have been fetched into the request's
+leased blocks, or into scratch blocks where they do not fit. Capacity follows the lease, in whole
+blocks.
+
+``plan_waves`` says which requests share the scratch blocks at the same time, from leases and row
+counts alone, before anything is resolved. ``HotCurves`` keeps each request's miss curve between
+reports, which come every tick and must stay cheap.
 """
 
 from __future__ import annotations
@@ -15,13 +19,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hisparsed.engine.reference.geometry import ROW_BYTES
-from hisparsed.engine.reference.hot_curves import HotCurves
+from hisparsed.engine.reference.model_folder import ROW_BYTES
 from hisparsed.engine.reference.requests import RequestState, RequestTables
 from hisparsed.engine.reference.store import KVStore
-from hisparsed.engine.reference.waves import Wave, most_spills, plan_waves
-from hisparsed.engine.request_table import HotRows
-from hisparsed.engine.worker_report import RowCurve
+from hisparsed.engine.worker_report import DISTINCT, MAX_REQUESTS, HotRows, RowCurve, request_curves
 from hisparsed.kernels.api import (
     COUNTERS,
     Geometry,
@@ -38,7 +39,95 @@ from hisparsed.kernels.api import (
 )
 
 if TYPE_CHECKING:
-    from hisparsed.engine.reference.step import Segment
+    from hisparsed.engine.reference.requests import Segment
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Decode rows ``[start, stop)`` of a step, whole requests."""
+
+    start: int
+    stop: int
+
+
+def most_spills(*, rows: int, context: int, topk: int, capacity: int) -> int:
+    """Rows of one request that may not fit its hot buffer of ``capacity`` rows.
+
+    ``rows`` decode rows select at most ``rows * topk`` tokens, and no more than ``context``.
+    Without a hot buffer there is nothing on the host only, so nothing spills.
+    """
+    if capacity == 0:
+        return 0
+    return max(0, min(rows * topk, context) - capacity)
+
+
+def plan_waves(rows: Sequence[int], spills: Sequence[int], scratch_rows: int) -> tuple[Wave, ...]:
+    """Consecutive requests in as few waves as their spills allow.
+
+    ``rows`` and ``spills`` of each request, in the order of the step. A request whose spills
+    exceed ``scratch_rows`` gets a wave of its own.
+    """
+    waves: list[Wave] = []
+    start = stop = used = 0
+    for count, needed in zip(rows, spills, strict=True):
+        if used + needed > scratch_rows and stop > start:
+            waves.append(Wave(start, stop))
+            start, used = stop, 0
+        stop += count
+        used += needed
+    if stop > start:
+        waves.append(Wave(start, stop))
+    return tuple(waves)
+
+
+_FRESH_FOR_S = 1.0
+
+
+class HotCurves:
+    """``states``: one an index group. ``clock_s`` is monotonic seconds."""
+
+    def __init__(
+        self,
+        states: Sequence[ResolverState],
+        clock_s: Callable[[], float],
+        fresh_for_s: float = _FRESH_FOR_S,
+    ) -> None:
+        self._states = states
+        self._clock_s = clock_s
+        self._fresh_for_s = fresh_for_s
+        self._begun = [[(0, 0)] * state.num_states for state in states]
+        self._curves: dict[str, RowCurve] = {}
+        self._computed_s: float | None = None
+
+    def begin(self, row: int) -> None:
+        """A request begins in ``row``, or its hot buffer has changed its size."""
+        for begun, state in zip(self._begun, self._states, strict=True):
+            begun[row] = int(state.step[row]), int(state.counters[row, DISTINCT].sum())
+
+    def by_request(self, requests: Mapping[str, RequestState]) -> Mapping[str, RowCurve]:
+        """(hot rows of one group, rows loaded a step over all groups) by request.
+
+        Largest hot buffers first, at most ``MAX_REQUESTS``; requests without enough sampled
+        steps are left out.
+        """
+        now_s = self._clock_s()
+        if self._computed_s is None or now_s - self._computed_s >= self._fresh_for_s:
+            self._computed_s = now_s
+            self._curves = self._compute(requests)
+        return self._curves
+
+    def _compute(self, requests: Mapping[str, RequestState]) -> dict[str, RowCurve]:
+        leased = sorted(
+            ((name, state) for name, state in requests.items() if state.hot_blocks[0]),
+            key=lambda one: -len(one[1].hot_blocks[0]),
+        )[:MAX_REQUESTS]
+        if not leased:
+            return {}
+        return request_curves(
+            self._states,
+            [(name, state.row) for name, state in leased],
+            lambda group, row: self._begun[group][row],
+        )
 
 
 @dataclass(frozen=True)

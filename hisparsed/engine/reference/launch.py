@@ -1,24 +1,23 @@
-"""The reference node's body: what it refuses, and vLLM's configuration for it.
-
-One of the modules that ``hisparsed.engine.launch`` chooses from. Imports vLLM only when called.
-"""
+"""Names that both sides of the engine use; imports nothing."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from hisparsed.config.disaggregation import DisaggregationConfig
 from hisparsed.config.node import NodeConfig
-from hisparsed.config.reference import ReferenceConfig
-from hisparsed.engine.names import SERVED_MODEL_NAME
-from hisparsed.engine.scratch import scratch_block_count
+from hisparsed.config.sections import DisaggregationConfig, ReferenceConfig
+from hisparsed.engine.hot_sizes import scratch_block_count
 from hisparsed.errors import UserError
 from hisparsed.policy.units import format_bytes
 
 if TYPE_CHECKING:
-    from hisparsed.engine.launch import HotPolicy
+    from hisparsed.engine.hot_sizes import HotPolicy
     from hisparsed.engine.reference.handoff.worker import HandoffOptions
+
+
+SERVED_MODEL_NAME = "hisparsed-reference"
+"""What clients ask the reference node for."""
 
 
 _OWN_MODEL = "the reference node makes its own model; leave it out"
@@ -58,7 +57,7 @@ def asked_multiplier(config: NodeConfig, policy: HotPolicy) -> float:
 
 def require_startable(config: NodeConfig, *, max_multiplier: float) -> None:
     """Refuse sizes that can never start; raises ``UserError``."""
-    from hisparsed.engine.reference.geometry import ROW_BYTES
+    from hisparsed.engine.reference.model_folder import ROW_BYTES
 
     reference = config.reference
     block_bytes = reference.layers * reference.block_size * ROW_BYTES
@@ -137,7 +136,7 @@ def _handoff_options(own: DisaggregationConfig | None) -> HandoffOptions | None:
 
 def vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
     """vLLM's configuration for the reference node; writes the model folder."""
-    from hisparsed.engine.reference.tokenizer import model_config, write_model_folder
+    from hisparsed.engine.reference.model_folder import model_config, write_model_folder
     from hisparsed.engine.reference.vllm_config import ReferenceOptions, build_vllm_config
 
     reference = config.reference

@@ -1,8 +1,8 @@
-"""Per-request tables of the reference executor: tokens, block tables, residency.
+"""Requests of the reference executor: tokens, block tables, residency, and their part in a step.
 
-One state row a request, reused after it finishes; the struct of arrays is what the
-residency resolver in ``hisparsed.kernels`` reads. Follows vLLM's worker contract: block
-tables only grow, residency changes come as updates, a preempted request returns as new.
+One state row a request, reused after it finishes; the struct of arrays is what the residency
+resolver in ``hisparsed.kernels`` reads. Follows vLLM's worker contract: block tables only grow,
+residency changes come as updates, a preempted request returns as new.
 """
 
 from __future__ import annotations
@@ -110,3 +110,28 @@ class RequestTables:
             state = self.requests.pop(request_id, None)
             if state is not None:
                 self._free_rows.append(state.row)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens ``[start, start + count)`` of one request in this step, drafts last."""
+
+    request_id: str
+    row: int
+    start: int
+    count: int
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def known_end(self) -> int:
+        """End of the tokens that are certain."""
+        return self.end - len(self.drafts)
+
+    @property
+    def decodes(self) -> bool:
+        """One certain token; more at a time is prefill."""
+        return self.count == 1 + len(self.drafts)

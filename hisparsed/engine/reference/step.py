@@ -8,43 +8,17 @@ not, as vLLM's prefill staging does. Holds no state beyond the step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from hisparsed.engine.reference.geometry import INDEX_DIM, ROW_BYTES, ReferenceGeometry
 from hisparsed.engine.reference.hot import HotBuffers, Located
 from hisparsed.engine.reference.model import index_scores
-from hisparsed.engine.reference.requests import RequestTables
+from hisparsed.engine.reference.model_folder import INDEX_DIM, ROW_BYTES, ReferenceGeometry
+from hisparsed.engine.reference.requests import RequestTables, Segment
 from hisparsed.engine.reference.store import KVStore
 
 _POSITION_BITS = 20
 """Top-k keys are (score, earlier position first) in one int64: no ties, one answer."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Tokens ``[start, start + count)`` of one request in this step, drafts last."""
-
-    request_id: str
-    row: int
-    start: int
-    count: int
-    drafts: tuple[int, ...] = ()
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-    @property
-    def known_end(self) -> int:
-        """End of the tokens that are certain."""
-        return self.end - len(self.drafts)
-
-    @property
-    def decodes(self) -> bool:
-        """One certain token; more at a time is prefill."""
-        return self.count == 1 + len(self.drafts)
 
 
 def top_positions(scores: torch.Tensor, lengths: torch.Tensor, topk: int) -> torch.Tensor:

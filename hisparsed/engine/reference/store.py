@@ -2,24 +2,60 @@
 
 Built from vLLM's own ``KVCacheConfig``, so offsets and strides are those that vLLM planned.
 Knows addresses and copies; does not know requests or policy.
+
+Host memory is one private mapping that is not pinned: whole pages of it go back to the operating
+system while requests run. Released pages read as zeros until they are written again.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from hisparsed.engine.reference.geometry import (
+from hisparsed.engine.reference.model_folder import (
     INDEX_ROW_BYTES,
     ROW_BYTES,
     ReferenceGeometry,
     indexer_layer_name,
     kv_layer_name,
 )
-from hisparsed.engine.reference.host_buffer import HostBuffer, runs
+
+
+class HostBuffer:
+    """``bytes`` is an int8 tensor of ``size`` over the mapping, filled with ``fill``."""
+
+    def __init__(self, size: int, fill: int) -> None:
+        # Private: of a shared mapping, the pages would stay with the kernel.
+        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.bytes = torch.frombuffer(self._map, dtype=torch.int8)
+        self.bytes.fill_(fill)
+
+    def release(self, spans: Iterable[tuple[int, int]]) -> int:
+        """Give back the whole pages inside ``(start, end)`` byte spans; returns their bytes."""
+        released = 0
+        for start, end in spans:
+            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            length = end // mmap.PAGESIZE * mmap.PAGESIZE - first
+            if length > 0:
+                self._map.madvise(mmap.MADV_DONTNEED, first, length)
+                released += length
+        return released
+
+
+def runs(ids: Iterable[int]) -> list[tuple[int, int]]:
+    """Ascending distinct ids as ``(first, beyond last)`` of each run of neighbours."""
+    found: list[tuple[int, int]] = []
+    for one in ids:
+        if found and found[-1][1] == one:
+            found[-1] = (found[-1][0], one + 1)
+        else:
+            found.append((one, one + 1))
+    return found
+
 
 _POISON = 0x55
 """Unwritten memory is not zero: reading a row that nobody wrote must change tokens."""

@@ -14,9 +14,9 @@ from typing import Any
 from vllm.config import HiSparseConfig, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from hisparsed.engine.reference.draft import LONGEST_MATCH
+from hisparsed.engine.hot_sizes import scratch_block_count
 from hisparsed.engine.reference.handoff.worker import HandoffOptions
-from hisparsed.engine.scratch import scratch_block_count
+from hisparsed.engine.reference.sampling import LONGEST_MATCH
 
 EXECUTOR = "hisparsed.engine.reference.executor.ReferenceExecutor"
 SCHEDULER = "hisparsed.engine.scheduler.HisparsedScheduler"
@@ -145,7 +145,7 @@ def kv_transfer_config(
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "spec_name": "ReferenceOffloadingSpec",
-            "spec_module_path": "hisparsed.engine.reference.offload",
+            "spec_module_path": "hisparsed.engine.reference.connectors",
             # The pool owns no memory: vLLM only asks that this is not zero.
             "cpu_bytes_to_use": 1,
             "offload_prompt_only": False,

@@ -1,15 +1,117 @@
-"""What a step costs on the described node: a roofline with named efficiencies, pure.
+"""The cost model of the simulated node: virtual time, seconds of a step, rows that miss.
 
-Computing and memory traffic overlap, so the longer of them counts; launches and the row reads
-that attention waits for come on top. A node scaled to a part stands for the whole, so its work
-is multiplied by what it stands for.
+``CostModel`` is a roofline of the described node with named efficiencies. Computing and memory
+traffic overlap, so the longer of them counts; launches and the row reads that attention waits
+for come on top. A node scaled to a part stands for the whole, so its work is multiplied by what
+it stands for.
+
+``RowModel`` says how many rows a decode step selects and how many of them miss, by a curve over
+hot rows / selected rows, published for single rows and replaceable in the node's description.
+Selection is taken to be even over the pages of a context, so rows of resident pages miss nothing
+and leave the hot buffer to the others. Virtual time moves only when it is told to. All of it is
+pure.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hisparsed.config.node_description import NodeDescription
+
+START_UNIX_S = 1_767_225_600.0
+"""Every simulation begins at the start of 2026, so that equal runs leave equal journals."""
+
+
+class VirtualClock:
+    """Seconds since the simulation began."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def unix_s(self) -> float:
+        return START_UNIX_S + self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Raises ``ValueError`` for a step back."""
+        if seconds < 0:
+            raise ValueError(f"virtual time cannot go back by {-seconds} s")
+        self._now_s += seconds
+
+    def advance_to(self, at_s: float) -> None:
+        """Go to ``at_s``; a time that has passed changes nothing."""
+        self._now_s = max(self._now_s, at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """Distinct rows of one index group that one request's step selects, by where they were."""
+
+    selected: float
+    resident: float
+    hits: float
+    loads: float
+    """Read from the host and kept."""
+    spills: float
+    """Read from the host for this step only: they do not fit the hot buffer."""
+
+
+NO_ROWS = RowCounts(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class RowModel:
+    """``miss_curve`` [(hot rows / selected rows, misses)], ``union`` distinct rows / top-k."""
+
+    def __init__(
+        self, topk: int, miss_curve: Sequence[tuple[float, float]], union: Sequence[float]
+    ) -> None:
+        self.topk = topk
+        self._curve = tuple(miss_curve)
+        self._union = tuple(union)
+
+    def selected(self, context: int, rows: int) -> float:
+        """Distinct tokens that ``rows`` neighbouring rows select of ``context``."""
+        return min(float(context), self.topk * self._union[min(rows, len(self._union)) - 1])
+
+    def misses(self, ratio: float) -> float:
+        """Share of selected rows that miss at ``ratio`` hot rows a selected row."""
+        first, last = self._curve[0], self._curve[-1]
+        if ratio <= first[0]:
+            # Nothing hits without a buffer.
+            return 1.0 - (1.0 - first[1]) * max(0.0, ratio) / first[0]
+        if ratio >= last[0]:
+            return last[1]
+        for (low, high_miss), (high, low_miss) in zip(self._curve, self._curve[1:], strict=False):
+            if ratio <= high:
+                part = math.log(ratio / low) / math.log(high / low)
+                return high_miss + (low_miss - high_miss) * part
+        raise AssertionError("the curve ends above every ratio that comes here")
+
+    def step(
+        self,
+        context: int,
+        rows: int,
+        resident_share: float,
+        hot_rows: int,
+        locality: float = 1.0,
+    ) -> RowCounts:
+        """One decode step of a request with ``hot_rows`` in its hot buffer a group.
+
+        It misses as one of the mean with ``locality`` times the buffer.
+        """
+        selected = self.selected(context, rows)
+        resident = selected * resident_share
+        from_host = selected - resident
+        # A buffer as large as all of the context's host pages misses nothing once it is warm.
+        if from_host <= 0 or hot_rows >= context * (1 - resident_share):
+            return RowCounts(selected, resident, from_host, 0.0, 0.0)
+        missing = from_host * self.misses(locality * hot_rows / from_host)
+        spills = min(missing, max(0.0, from_host - hot_rows))
+        return RowCounts(selected, resident, from_host - missing, missing - spills, spills)
 
 
 @dataclass(frozen=True, slots=True)

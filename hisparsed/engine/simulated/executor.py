@@ -1,9 +1,9 @@
 """The simulated node's executor: virtual time for a forward pass.
 
-The simulation drives its engine core step by step. Emits made-up tokens; accepts drafts by chance,
-from a seed and the request's name. Not here: what vLLM asks of any executor
-(``in_process_executor``), what a step costs (``cost``), which rows miss (``rows``), when copies
-end (``copies``).
+The simulation drives its engine core step by step. Emits made-up tokens; accepts drafts by
+chance, from a seed and the request's name. Not here: what vLLM asks of any executor
+(``in_process_executor``), what a step costs and which rows miss (``cost``), when copies end
+(``connectors``).
 """
 
 from __future__ import annotations
@@ -17,19 +17,15 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from hisparsed.config.node_description import NodeDescription
 from hisparsed.engine.in_process_executor import InProcessExecutor, LayerRows
-from hisparsed.engine.request_table import HotRows
-from hisparsed.engine.simulated.clock import VirtualClock
 from hisparsed.engine.simulated.connectors import (
     Connectors,
     HiSparseConnectors,
+    Link,
     StandardConnectors,
 )
-from hisparsed.engine.simulated.copies import Link
-from hisparsed.engine.simulated.cost import CostModel
-from hisparsed.engine.simulated.rows import RowModel
-from hisparsed.engine.simulated.tally import Tally
-from hisparsed.engine.simulated.work import Residency, Segment, StepWorker
-from hisparsed.engine.worker_report import WorkerReport
+from hisparsed.engine.simulated.cost import CostModel, RowModel, VirtualClock
+from hisparsed.engine.simulated.work import Residency, Segment, StepWorker, Tally
+from hisparsed.engine.worker_report import HotRows, WorkerReport
 from hisparsed.plan.layout import real_layout
 
 TOKEN = 1

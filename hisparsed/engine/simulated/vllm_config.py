@@ -12,10 +12,9 @@ from vllm.config import HiSparseConfig, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from hisparsed.config.node_description import NodeDescription
+from hisparsed.engine.hot_sizes import scratch_block_count
 from hisparsed.engine.reference.vllm_config import ReferenceVllmConfig
-from hisparsed.engine.scratch import scratch_block_count
-from hisparsed.plan.layout import real_layout
-from hisparsed.plan.scaled import scaled_seqs, step_tokens
+from hisparsed.plan.layout import real_layout, scaled_seqs, step_tokens
 
 EXECUTOR = "hisparsed.engine.simulated.executor.SimulatedExecutor"
 SCHEDULER = "hisparsed.engine.scheduler.HisparsedScheduler"
@@ -145,7 +144,7 @@ def _hisparse_transfer_config(options: SimulatedOptions) -> KVTransferConfig:
                     "kv_role": "kv_both",
                     "kv_connector_extra_config": {
                         "spec_name": "SimulatedOffloadingSpec",
-                        "spec_module_path": "hisparsed.engine.simulated.copies",
+                        "spec_module_path": "hisparsed.engine.simulated.connectors",
                         # The pool owns no memory: vLLM only asks that this is not zero.
                         "cpu_bytes_to_use": 1,
                         **_store_options(options),
@@ -162,7 +161,7 @@ def _standard_transfer_config(options: SimulatedOptions) -> KVTransferConfig:
         kv_role="kv_both",
         kv_connector_extra_config={
             "spec_name": "StandardOffloadingSpec",
-            "spec_module_path": "hisparsed.engine.simulated.copies",
+            "spec_module_path": "hisparsed.engine.simulated.connectors",
             "cpu_bytes_to_use": int(options.host_budget_bytes * options.scale),
             **_store_options(options),
         },

@@ -1,8 +1,9 @@
 """A worker's hot buffers in miniature: vLLM's own runtimes and handles over small tensors.
 
-On the CPU streams and events are stand-ins. Block tables behave as those of vLLM's model runner:
-rows of a batch are gathered up to their length, what lies behind stays from before. Every row of
-KV has bytes of its own, so a wrong row shows.
+On the CPU streams and events are stand-ins; ``without_cuda`` and ``two_hot_groups`` put them in
+place. Block tables behave as those of vLLM's model runner: rows of a batch are gathered up to
+their length, what lies behind stays from before. Every row of KV has bytes of its own, so a
+wrong row shows.
 """
 
 from __future__ import annotations
@@ -13,14 +14,57 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from no_cuda import Stand
 from vllm.v1.hisparse import runtime as vllm_runtime
 
-from hisparsed.engine.cuda.residency import extension
-from hisparsed.engine.cuda.residency.install import install
-from hisparsed.engine.cuda.residency.leases import SentLeases
-from hisparsed.engine.cuda.residency.node import WorkerResidency
+from hisparsed.engine.cuda.residency import vllm_hooks as extension
+from hisparsed.engine.cuda.residency.runtime import install
+from hisparsed.engine.cuda.residency.worker import SentLeases, WorkerResidency
+
+
+class Stand:
+    """A stream or event that is always done."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __enter__(self) -> Stand:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait_stream(self, _: Any) -> None: ...
+
+    def wait_event(self, _: Any) -> None: ...
+
+    def record(self, _: Any = None) -> None: ...
+
+
+class UnpinnedTorch:
+    """torch, but host memory is not pinned and events are stand-ins."""
+
+    Event = Stand
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def empty(self, *size: Any, **options: Any) -> torch.Tensor:
+        options.pop("pin_memory", None)
+        return torch.empty(*size, **options)
+
+
+def two_hot_groups(patch: pytest.MonkeyPatch) -> None:
+    """The miniature has no cache configuration of vLLM's; its hot groups are all there are."""
+    patch.setattr(extension, "hot_cache_groups", lambda _: [0, 1])
+
+
+def without_cuda(patch: pytest.MonkeyPatch) -> None:
+    """Let vLLM's runtimes be made and run on the CPU."""
+    patch.setattr(vllm_runtime, "torch", UnpinnedTorch())
+    patch.setattr(vllm_runtime, "_has_hisparse_ops", lambda: True)
+    patch.setattr(vllm_runtime, "current_stream", Stand)
+    patch.setattr(vllm_runtime, "in_piecewise_cudagraph", lambda: False)
+
 
 BLOCK, PAGES, WIDTH, TOPK = 4, 12, 16, 6
 REQUESTS, SLAB_BLOCKS, HOST_BLOCKS, LEASE_BLOCKS = 4, 400, 90, 12

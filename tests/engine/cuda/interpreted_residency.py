@@ -1,13 +1,12 @@
 """The miniature worker with the Triton kernels, interpreted on CPU tensors.
 
-Not collected by name: test_interpreted_residency.py runs this in a process of its own.
+Not collected by name: test_residency.py runs this in a process of its own.
 """
 
 from __future__ import annotations
 
 import pytest
-from hot_worker import HotWorker
-from no_cuda import two_hot_groups, without_cuda
+from hot_worker import HotWorker, two_hot_groups, without_cuda
 
 from hisparsed.kernels import api, triton_backend
 

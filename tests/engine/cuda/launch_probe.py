@@ -18,8 +18,7 @@ from typing import Any
 os.environ["HISPARSED_ENGINE"] = "1"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from cuda_platform import believe_in_gpus
-from glm_config import GLM_CONFIG
+from eight_h200 import GLM_CONFIG, believe_in_gpus
 
 believe_in_gpus(["GlmMoeDsaForCausalLM", "DeepSeekMTPModel"])
 
@@ -31,13 +30,12 @@ from vllm.v1.hisparse.layout import get_hisparse_kv_cache_groups
 from vllm.v1.kv_cache_interface import MLAAttentionSpec, SparseCacheRole
 from vllm.v1.request import Request
 
-from hisparsed.config.node import NodeConfig, load_node_config
+from hisparsed.config.node import NodeConfig, load_node_config, shipped_config
 from hisparsed.config.node_description import load_node_description
-from hisparsed.config.shipped import shipped_config
 from hisparsed.engine.cuda import launch
-from hisparsed.engine.cuda.model_facts import facts_of
-from hisparsed.engine.frontend import frontend_arguments
+from hisparsed.engine.cuda.model_config import facts_of
 from hisparsed.engine.messages import EngineReport
+from hisparsed.engine.openai_app import frontend_arguments
 from hisparsed.engine.plugin import control, register
 from hisparsed.engine.simulated.executor import SimulatedExecutor
 from hisparsed.engine.simulated.work import ManagersResidency

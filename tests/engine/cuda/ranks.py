@@ -3,6 +3,10 @@
 Scheduler's side: our manager and vLLM's own counting of completed jobs. Each rank: its own "GPU"
 memory, its own mapping of the host pool, vLLM's ``OffloadingConnectorWorker`` and HiSparse's
 writer with a stream of its own and rows that wait for the next step. Ranks take steps when told.
+
+Copies stand where CUDA streams are and run when the test says so, on real memory. Bytes are read
+and written when a copy runs, not when it is submitted, so what is not ordered by a wait goes
+wrong here as it would on a device.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import mmap
 import os
 import random
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +24,80 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from slow_copies import SlowLane, Stream
 
-from hisparsed.engine.chunks import ChunkLayout
-from hisparsed.engine.cuda.ranges import ChunkRanges, DeviceRun, HostSlices, join_neighbours
-from hisparsed.engine.cuda.worker import CudaChunkWorker, Lanes
+from hisparsed.engine.cuda.copies import (
+    Addresses,
+    ChunkRanges,
+    DeviceRun,
+    HostSlices,
+    join_neighbours,
+)
+from hisparsed.engine.cuda.offload import CudaChunkWorker, Lanes
+from hisparsed.engine.host.chunks import ChunkLayout
+
+
+@dataclass
+class Stream:
+    """Work in order. An entry is (number, what to do)."""
+
+    queued: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
+    given: int = 0
+    ran: int = 0
+
+    def give(self, work: Callable[[], None]) -> int:
+        self.given += 1
+        self.queued.append((self.given, work))
+        return self.given
+
+    def run_one(self) -> None:
+        number, work = self.queued.popleft()
+        work()
+        self.ran = number
+
+    def run_up_to(self, number: int) -> None:
+        while self.ran < number:
+            self.run_one()
+
+
+@dataclass
+class SlowCopy:
+    stream: Stream
+    number: int
+
+    def done(self) -> bool:
+        return self.stream.ran >= self.number
+
+    def wait(self) -> None:
+        self.stream.run_up_to(self.number)
+
+    def seconds(self) -> float:
+        return 0.001
+
+
+@dataclass
+class SlowLane:
+    """A lane that waits for ``others`` as they are at submission, as ``CudaLane`` does."""
+
+    stream: Stream
+    others: Sequence[Stream] = ()
+    batches: list[tuple[Addresses, Addresses, Addresses]] = field(default_factory=list)
+
+    def submit(self, source: Addresses, target: Addresses, lengths: Addresses) -> SlowCopy:
+        self.batches.append((source, target, lengths))
+        waits = [(other, other.given) for other in self.others]
+
+        def work() -> None:
+            for other, number in waits:
+                other.run_up_to(number)
+            for start, end, length in zip(source, target, lengths, strict=True):
+                ctypes.memmove(int(end), int(start), int(length))
+
+        return SlowCopy(self.stream, self.stream.give(work))
+
+
+def one_stream_lane() -> SlowLane:
+    return SlowLane(Stream())
+
 
 LAYOUT = ChunkLayout(layers=3, slice_bytes=64, chunk_bytes=40)
 PAGES = (24, 16)
@@ -158,7 +232,7 @@ class Node:
         from vllm.v1.kv_offload.base import ReqContext
         from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-        from hisparsed.engine.offload import LentOffloadingManager
+        from hisparsed.engine.host.offload import LentOffloadingManager
 
         size = -(-host_blocks * LAYOUT.block_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         pools = [os.memfd_create("host pool") for _ in range(1 if shared else ranks)]

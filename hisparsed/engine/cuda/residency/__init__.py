@@ -1,5 +1,5 @@
 """Our residency resolver behind vLLM's HiSparse runtime in the GPU worker.
 
-``leases``, ``positions``, ``group``, ``node`` and ``figures`` know tensors only; ``runtime`` and
-``install`` know vLLM. Nothing here reads back from the GPU in a step.
+``group``, ``figures`` and ``worker`` know tensors only; ``runtime`` and ``vllm_hooks`` know
+vLLM. Nothing here reads back from the GPU in a step.
 """

@@ -1,31 +1,183 @@
 """The scheduler's half of the hand-over: which prefix is offered, which one is fetched.
 
 Runs on the engine thread inside vLLM's scheduler. Moves no bytes and opens no sockets.
+
+``kv_transfer_params`` are what a router carries from the prefill node to the decode node. Their
+keys are those of vLLM's own connectors, so that routers made for them work. They come from a
+client, so nothing in them is trusted before it was checked here. The messages that the scheduler
+and the worker exchange every step stand here too.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from hisparsed.engine.reference.handoff.fetch import Wanted
-from hisparsed.engine.reference.handoff.messages import (
-    HandoffAddress,
-    HandoffMetadata,
-    HandoffWorkerMetadata,
-    NewOffer,
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
 )
-from hisparsed.engine.reference.handoff.params import (
-    RemotePrefix,
-    offer_params,
-    parse_remote_prefix,
-    require_peer,
-)
-from hisparsed.engine.reference.handoff.rows import prefix_digest
+
+from hisparsed.engine.reference.handoff.transfer import prefix_digest
 from hisparsed.engine.reference.requests import RequestTables
+
+
+@dataclass(frozen=True)
+class RemotePrefix:
+    """Where a prefix waits to be fetched. ``ticket`` is the right to read it."""
+
+    request_id: str
+    host: str
+    port: int
+    ticket: str
+    tokens: int
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def offer_params(
+    prefix: RemotePrefix, engine_id: str, block_ids: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """The answer of a prefill node. ``block_ids`` are for routers that count blocks."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": engine_id,
+        "remote_request_id": prefix.request_id,
+        "remote_block_ids": [list(group) for group in block_ids],
+        "remote_host": prefix.host,
+        "remote_port": prefix.port,
+        "remote_num_tokens": prefix.tokens,
+        "remote_ticket": prefix.ticket,
+        "tp_size": 1,
+    }
+
+
+def parse_remote_prefix(params: Mapping[str, Any]) -> RemotePrefix:
+    """Raises ``ValueError`` that names the key, its value, and what would be right."""
+    return RemotePrefix(
+        request_id=_text_param(params, "remote_request_id"),
+        host=_text_param(params, "remote_host"),
+        port=_count_param(params, "remote_port", most=65535),
+        ticket=_text_param(params, "remote_ticket"),
+        tokens=_count_param(params, "remote_num_tokens"),
+    )
+
+
+def require_peer(prefix: RemotePrefix, peers: Sequence[str]) -> None:
+    """Only listed prefill nodes are asked; without a list, only those of this machine.
+
+    Clients name the address, so without this rule they could make the node connect anywhere.
+    Raises ``ValueError``.
+    """
+    if prefix.address in peers or (not peers and _is_loopback(prefix.host)):
+        return
+    allowed = f"one of {', '.join(peers)}" if peers else "an address of this machine"
+    raise ValueError(
+        f"kv_transfer_params.remote_host: {prefix.address} is not a prefill node of this node; "
+        f"{allowed} would be right (disaggregation.peers)"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _text_param(params: Mapping[str, Any], key: str) -> str:
+    value = params.get(key)
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"kv_transfer_params.{key}: {value!r} is not a text")
+    return value
+
+
+def _count_param(params: Mapping[str, Any], key: str, most: int = 1 << 31) -> int:
+    value = params.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ValueError(f"kv_transfer_params.{key}: {value!r} is not a number from 1 to {most}")
+    return value
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One prefix to fetch for ``request_id`` of this node.
+
+    ``tokens`` of it, ``digest`` their name; rows of each kind from where this node's own
+    prefix ends. The blocks are this node's.
+    """
+
+    request_id: str
+    remote: RemotePrefix
+    tokens: int
+    digest: str
+    rows_from: int
+    index_from: int
+    source_blocks: tuple[int, ...]
+    indexer_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NewOffer:
+    """A finished prompt to keep for a decode node. The scheduler holds its blocks meanwhile."""
+
+    request_id: str
+    ticket: str
+    token_ids: tuple[int, ...]
+    source_blocks: tuple[int, ...]
+    indexer_blocks: tuple[int, ...]
+
+
+@dataclass
+class HandoffMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """From the scheduler to the worker: what to offer, fetch and release from this step on."""
+
+    offers: list[NewOffer] = field(default_factory=list)
+    fetches: list[Wanted] = field(default_factory=list)
+    releases: list[RemotePrefix] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.offers or self.fetches or self.releases)
+
+
+@dataclass
+class HandoffWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """From the worker to the scheduler: counts since the last step, and tickets of offers that
+    have ended and are not read any more."""
+
+    counts: dict[str, int]
+    ended: list[str] = field(default_factory=list)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> HandoffWorkerMetadata:
+        total = Counter(self.counts)
+        total.update(other.counts)
+        return HandoffWorkerMetadata(dict(total), [*self.ended, *other.ended])
+
+
+@dataclass
+class HandoffAddress(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """Where the worker listens, for the parameters that the scheduler writes."""
+
+    host: str
+    port: int
+
+
+def address_from(metadata: Any) -> HandoffAddress:
+    """The one worker's address out of vLLM's handshake table. Raises ``ValueError``."""
+    (found,) = metadata.values()
+    if not isinstance(found, HandoffAddress):
+        raise TypeError(f"the worker's address is a {type(found).__name__}, not a HandoffAddress")
+    return found
+
 
 log = logging.getLogger("hisparsed.engine")
 

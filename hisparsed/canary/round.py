@@ -1,0 +1,220 @@
+"""One round of the canary: when it is due, what it asks, and what the answers say.
+
+A round asks one fixed prompt in each residency, greedily. The text is made up here and holds
+nothing of any user. Rounds are due once at the start, then by time and by how much memory moved; a
+node with more work than it can do is skipped, and skipped rounds are counted. Pure: time comes
+from outside, and ``CanaryEngine`` stands for the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from hisparsed.control.status.document import CanaryRun
+from hisparsed.engine.messages import CanaryReport, GeometryReport, Residency
+from hisparsed.policy.schema import Canary
+
+
+class Trigger(StrEnum):
+    """Why a round is asked."""
+
+    START = "start"
+    PERIOD = "period"
+    MOVE = "move"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The node at one tick. Blocks are host blocks."""
+
+    now_s: float
+    waiting: int
+    coverage_low: bool
+    offload_target_blocks: int
+    budget_blocks: int
+    moving: bool
+    """Blocks are promised or recalled and have not moved yet."""
+
+
+class Schedule:
+    """One engine life. Call ``look`` every tick, ``ran`` when a round has begun."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        self._last_s = -math.inf
+        self._tried_s = -math.inf
+        self._target: int | None = None
+        self._moved = 0
+
+    def look(self, settings: Canary, seen: Conditions) -> Trigger | None:
+        """Why a round should begin now; ``None`` when none should."""
+        if self._target is not None:
+            self._moved += abs(seen.offload_target_blocks - self._target)
+        self._target = seen.offload_target_blocks
+        due = self._due(settings, seen)
+        if due is None or seen.now_s - self._tried_s < settings.least_gap:
+            return None
+        if seen.waiting > settings.most_waiting or seen.coverage_low:
+            self.left_out += 1
+            self._tried_s = seen.now_s
+            return None
+        return due
+
+    def _due(self, settings: Canary, seen: Conditions) -> Trigger | None:
+        if self._last_s == -math.inf:
+            return Trigger.START
+        if seen.now_s - self._last_s >= settings.every:
+            return Trigger.PERIOD
+        # What still moves is looked at when it has arrived.
+        if self._moved >= settings.after_move * seen.budget_blocks and not seen.moving:
+            return Trigger.MOVE
+        return None
+
+    def ran(self, now_s: float) -> None:
+        """A round has begun, whoever asked for it."""
+        self._last_s = self._tried_s = now_s
+        self._moved = 0
+
+
+_PRIME = 7919
+_LEAST_PAGES = 6
+_SHARE_OF_LONGEST = 4
+"""The prompt takes at most this part of the longest call, so that it never crowds a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """``recompute`` reads no prefix: every row is written anew."""
+
+    prompt: tuple[int, ...]
+    tokens: int
+    residency: Residency
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    tokens: tuple[int, ...]
+    prefix_hit_tokens: int
+    seen: CanaryReport
+
+
+class CanaryEngine(Protocol):
+    """Raises ``EngineGone`` once the engine has died; any other exception is one failed call."""
+
+    def tokens_of(self, text: str) -> list[int]:
+        """Token ids of ``text`` in the model's own words."""
+        ...
+
+    async def ask(self, question: Question) -> Answer: ...
+
+
+def prompt_tokens(prefix: float, geometry: GeometryReport) -> int:
+    """Length of the prompt for ``prefix`` times the top-k.
+
+    In a prompt many times the top-k most rows are never selected, and harm to them not seen. A
+    few pages are needed so that some can leave the GPU: the last ones always stay.
+    """
+    wanted = max(round(prefix * geometry.topk), _LEAST_PAGES * geometry.block_tokens)
+    return min(wanted, geometry.max_model_len // _SHARE_OF_LONGEST)
+
+
+def make_prompt(engine: CanaryEngine, wanted: int) -> tuple[int, ...]:
+    """Token ids of a prompt of ``wanted`` tokens; the beginning of any longer one."""
+    lines = max(1, wanted // 16)
+    while len(found := engine.tokens_of(_text(lines))) < wanted:
+        lines *= 2
+    return tuple(found[:wanted])
+
+
+def _text(lines: int) -> str:
+    """Numbered lines that all differ, so that each page has rows of its own."""
+    return "".join(
+        f"Shelf {number} holds {number * _PRIME % 9973} boxes and {number * 31 % 97} keys.\n"
+        for number in range(1, lines + 1)
+    )
+
+
+def questions_of_a_round(prompt: tuple[int, ...], tokens: int) -> tuple[Question, ...]:
+    """What is held is read first, from the host alone and from both; then all is computed anew."""
+    return (
+        Question(prompt, tokens, "none"),
+        Question(prompt, tokens, "mixed"),
+        Question(prompt, tokens, "full", recompute=True),
+    )
+
+
+def first_questions(prompt: tuple[int, ...], tokens: int) -> tuple[Question, ...]:
+    """The first answer, computed anew, is the one that all others must equal."""
+    none, mixed, full = questions_of_a_round(prompt, tokens)
+    return (full, none, mixed)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``expected`` tokens against those of each question of the round."""
+
+    expected: tuple[int, ...]
+    questions: tuple[Question, ...]
+    answers: tuple[Answer, ...]
+
+    @property
+    def differing(self) -> tuple[tuple[Question, Answer], ...]:
+        pairs = zip(self.questions, self.answers, strict=True)
+        return tuple((asked, got) for asked, got in pairs if got.tokens != self.expected)
+
+    @property
+    def sentence(self) -> str:
+        """What was found, with the figures of the first difference."""
+        if not self.differing:
+            return f"{len(self.expected)} tokens equal in {_states(self.answers)}"
+        words = []
+        for asked, got in self.differing:
+            place = first_difference(self.expected, got.tokens)
+            how = "computed anew" if asked.recompute else f"{got.prefix_hit_tokens} tokens held"
+            words.append(
+                f"token {place} of {len(self.expected)} differs in {state_of(got.seen)} residency "
+                f"({how})"
+            )
+        return "; ".join(words)
+
+    def runs(self) -> list[CanaryRun]:
+        """The round for the status document; no tokens."""
+        return [
+            CanaryRun(
+                asked=asked.residency,
+                recomputed=asked.recompute,
+                equal=got.tokens == self.expected,
+                prefix_hit_tokens=got.prefix_hit_tokens,
+                steps_full=got.seen.full,
+                steps_mixed=got.seen.mixed,
+                steps_none=got.seen.none,
+                scheduled_tokens=got.seen.scheduled_tokens,
+                step_s=got.seen.step_s,
+            )
+            for asked, got in zip(self.questions, self.answers, strict=True)
+        ]
+
+
+def first_difference(expected: Sequence[int], got: Sequence[int]) -> int:
+    """The first token, counted from 1, that differs; the shorter one's end counts as one."""
+    pairs = zip(expected, got, strict=False)
+    same = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
+    return 1 + (min(len(expected), len(got)) if same is None else same)
+
+
+def state_of(seen: CanaryReport) -> str:
+    """The residency that most of the decode steps were made in."""
+    steps = {"full": seen.full, "mixed": seen.mixed, "no": seen.none}
+    return max(steps, key=steps.__getitem__)
+
+
+def _states(answers: Sequence[Answer]) -> str:
+    states = list(dict.fromkeys(state_of(one.seen) for one in answers))
+    words = " and ".join(filter(None, (", ".join(states[:-1]), states[-1])))
+    return f"{words} residency"

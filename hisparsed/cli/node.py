@@ -1,0 +1,200 @@
+"""`hisparsed serve`, `status`, `top` and `explain`: run a node and look at it.
+
+``serve`` exits with 0 after a clean stop, 2 for wrong input, and 70 when no engine could be kept
+running. ``status`` and ``explain`` exit with 2 when no daemon answers. ``top --once`` and
+``top --json`` exit with 1 when some node did not answer and with 2 when none did. Imports beyond
+typer wait until a command runs.
+"""
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hisparsed.cli.options import JsonOption, SocketOption
+
+
+def serve(
+    config: Annotated[Path, typer.Option(help="The node's document (hisparsed.yaml).")],
+    allow_untested_vllm: Annotated[
+        bool,
+        typer.Option(
+            "--allow-untested-vllm", help="Start with a vLLM that hisparsed was not tested with."
+        ),
+    ] = False,
+) -> None:
+    """Run the node."""
+    from hisparsed.config.machine import detect_node_kind, machine_memory_bytes, nvidia_gpus
+    from hisparsed.config.node import load_node_config
+    from hisparsed.control.doctor import Doctor
+    from hisparsed.engine.compat.versions import OVERRIDE_ENV
+    from hisparsed.node.node import run_node
+    from hisparsed.node.service import configure_logging, service_manager
+    from hisparsed.operations.doctor import AbsentDoctor, NodeDoctor
+
+    if allow_untested_vllm:
+        os.environ[OVERRIDE_ENV] = "1"
+    # The state folder is for this user and the operators' group.
+    os.umask(0o027)
+    loaded = load_node_config(config, memory_bytes=machine_memory_bytes())
+    configure_logging(loaded.value.log, terminal=sys.stderr.isatty())
+    detected = detect_node_kind(loaded.value, nvidia_gpus)
+    manager = service_manager(os.environ, pid=os.getpid(), clock=time.monotonic)
+    doctor: Doctor
+    try:
+        doctor = NodeDoctor.before_start(loaded.value, config, detected.kind)
+    except Exception as error:
+        # What the doctor cannot look at is told, and keeps no node from starting.
+        doctor = AbsentDoctor(error, at_unix_s=time.time())
+    code = run_node(loaded.value, detected, document=config, manager=manager, doctor=doctor)
+    # Everything is closed. Leaving now skips the interpreter's tear-down, in which extension
+    # modules that vLLM loads print pages of leak reports over the end of the log.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def status(as_json: JsonOption = False, socket: SocketOption = None) -> None:
+    """Show the state of a running node."""
+    import shutil
+
+    from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
+    from hisparsed.control.text.status import status_page
+
+    with ControlClient(socket or DEFAULT_SOCKET) as client:
+        document = client.status()
+    if as_json:
+        typer.echo(document.model_dump_json(indent=2))
+    else:
+        typer.echo(status_page(document, width=shutil.get_terminal_size().columns), nl=False)
+
+
+def top(
+    node: Annotated[
+        list[str] | None,
+        typer.Option(help="Socket or URL of a node; NAME=... names it. Several make a fleet."),
+    ] = None,
+    socket: Annotated[
+        Path | None,
+        typer.Option(help="Control socket of the one node; HISPARSED_SOCKET if not given."),
+    ] = None,
+    journal: Annotated[
+        Path | None, typer.Option(help="Show a recorded journal.sqlite instead.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one page as text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one status as JSON.")] = False,
+    readonly: Annotated[bool, typer.Option("--readonly", help="Refuse every change.")] = False,
+    theme: Annotated[str, typer.Option(help="dark, light or colour-blind.")] = "dark",
+    ascii_only: Annotated[
+        bool, typer.Option("--ascii", help="Only ASCII characters; NO_COLOR leaves colour out.")
+    ] = False,
+) -> None:
+    """Watch a node, and steer its policy."""
+    from hisparsed.errors import UserError
+    from hisparsed.tui.options import ViewError, make_options
+
+    if journal is not None and (once or as_json):
+        what = "--once" if once else "--json"
+        raise UserError(
+            f"{what}: prints a live node, not --journal; see `hisparsed explain --journal`"
+        )
+    try:
+        options = make_options(
+            node or [],
+            socket=socket,
+            journal=journal,
+            readonly=readonly,
+            theme=theme,
+            ascii_only=ascii_only,
+        )
+        if once or as_json:
+            from hisparsed.tui.once import print_once
+
+            code = print_once(options, as_json=as_json)
+        else:
+            from hisparsed.tui.app import run_app
+
+            code = run_app(options)
+    except ViewError as error:
+        raise UserError(str(error)) from None
+    if code:
+        raise typer.Exit(code)
+
+
+_LONGEST_LINE = 100
+
+
+def explain(
+    lever: Annotated[
+        str | None, typer.Option(help="Only this: split, multiplier, admission or watermark.")
+    ] = None,
+    code: Annotated[
+        str | None, typer.Option(help="Only this reason code, e.g. OffloadShortOfReach.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only the last such time, e.g. 10m.")] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="At most so many decisions; 20, or 1000 with --since."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also ticks that held for the same reason as before.")
+    ] = False,
+    journal: Annotated[
+        Path | None,
+        typer.Option(help="Read a recording instead of asking the node: journal.sqlite or folder."),
+    ] = None,
+    as_json: JsonOption = False,
+    socket: SocketOption = None,
+) -> None:
+    """Say why the node moved memory, and why it did not."""
+    import json
+    import shutil
+    import time
+    from contextlib import ExitStack
+
+    from hisparsed.cli.options import one_of, seconds
+    from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
+    from hisparsed.control.journal.records import jsonable
+    from hisparsed.control.journal.replay import RecordedJournal
+    from hisparsed.control.text.policy import explanation
+    from hisparsed.policy.decisions import Reason
+    from hisparsed.policy.signals import Lever
+
+    one_of("--lever", lever, list(Lever))
+    one_of("--code", code, list(Reason))
+    limit = last or (20 if since is None else 1000)
+    with ExitStack() as open_client:
+        asked: ControlClient | RecordedJournal
+        if journal is not None:
+            asked = RecordedJournal(journal)
+            now_unix_s = asked.end_unix_s
+        else:
+            asked = open_client.enter_context(ControlClient(socket or DEFAULT_SOCKET))
+            now_unix_s = time.time()
+        since_unix_s = None if since is None else now_unix_s - seconds("--since", since)
+        decisions = asked.decisions(
+            limit=limit, lever=lever, code=code, since=since_unix_s, notable=not every
+        )
+        events = [] if lever or code else asked.journal_events(limit)
+    # An event older than the oldest decision shown would suggest that nothing lay between.
+    begin = since_unix_s or 0.0
+    cut = len(decisions) == limit
+    if cut:
+        begin = max(begin, decisions[-1].at_unix_s)
+    events = [event for event in events if event.at_unix_s >= begin]
+    if as_json:
+        document = {
+            "decisions": [jsonable(one) for one in decisions],
+            "events": [jsonable(one) for one in events],
+        }
+        typer.echo(json.dumps(document, indent=2))
+        return
+    width = min(_LONGEST_LINE, shutil.get_terminal_size().columns)
+    typer.echo(explanation(decisions, events, width=width) or "No decision fits.\n", nl=False)
+    if cut and since is not None:
+        typer.echo(f"These are the last {limit}; narrow it with --lever or --code, or use --last.")

@@ -1,0 +1,185 @@
+"""The sections of the node document that have keys and rules of their own.
+
+API limits, the CUDA node, the reference node, prefill/decode disaggregation and supervision. Each
+class reads and checks one section. What the machine and the model allow is checked at start.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hisparsed.policy.problems import refuse
+from hisparsed.policy.units import Duration, Fraction, format_duration
+
+Patience = Annotated[Duration, Field(gt=0)]
+
+
+class ApiLimits(BaseModel):
+    """Of one listener. Bodies are bounded at 64 MiB, headers at 64 KiB."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    connections: int = Field(default=4_096, ge=16, le=100_000)
+    """When all are in use, the client goes that has been idle or sending for longest."""
+    header_timeout: Patience = 10.0
+    """From connecting, or a request's first byte, until its headers are whole."""
+    body_timeout: Patience = 60.0
+    """From the headers until the body is whole."""
+    idle_timeout: Patience = 75.0
+    """Between two requests of one connection."""
+    read_timeout: Patience = 60.0
+    """While a client takes nothing of its answer; its call is ended then."""
+
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+class CudaConfig(BaseModel):
+    """Counts, and tokens or rows where the name says so; ``None`` leaves a value to vLLM."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tensor_parallel_size: Count = 1
+    """GPUs that share the model; all on this machine."""
+    max_model_len: Count | None = None
+    """Tokens of prompt and answer together; ``None`` is what the model's config says."""
+    max_num_seqs: Count | None = None
+    """Requests running at once."""
+    max_num_batched_tokens: Count | None = None
+    """Tokens computed in one engine step."""
+    gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] | None = None
+    """Share of each GPU's memory that the engine may take."""
+    kv_cache_dtype: Literal["fp8_ds_mla", "bfloat16"] = "fp8_ds_mla"
+    """How a sparse-MLA row is kept: 656 bytes a layer in FP8, 1152 in bfloat16."""
+    hot_rows: Count | None = None
+    """Rows of a hot buffer; ``None`` leaves it to the policy.
+
+    vLLM's kernels know one size, from start to end: the policy's `hot.start`. With `kernels:
+    hisparsed` this is the largest lease: the policy's `hot.max`."""
+    hot_scratch: bool = False
+    """Keep GPU blocks aside for rows of drafts that do not fit a hot buffer, so that one may be as
+    small as one top-k. Takes drafts x top-k rows for each of `max_num_seqs`; with `kernels:
+    hisparsed` only."""
+    eager_host_mirror: bool = True
+    """Copy decode rows to the host as they are written, not when their page leaves the GPU."""
+    speculative_tokens: Annotated[int, Field(ge=0, le=16, strict=True)] = 0
+    """Drafts of the model's own MTP layer that are verified with each token."""
+    kernels: Literal["vllm", "hisparsed"] = "vllm"
+    """Who finds rows in hot buffers. `hisparsed` sizes buffers request by request, live."""
+
+
+class ReferenceConfig(BaseModel):
+    """A sparse-MLA model with fixed random weights; counts, and tokens where the name says so."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    layers: Count = 8
+    index_groups: Count = 2
+    index_topk: Count = 64
+    """Tokens the indexer picks for each query."""
+    block_size: Count = 16
+    """Tokens in a KV block, on the GPU and in the host pool."""
+    gpu_blocks: Count = 2048
+    """Blocks of the slab that stands for GPU memory."""
+    max_model_len: Count = 4096
+    """Tokens of prompt and answer together."""
+    max_num_seqs: Count = 8
+    max_num_batched_tokens: Count = 512
+    """Tokens computed in one engine step."""
+    speculative_tokens: Annotated[int, Field(ge=0, le=16, strict=True)] = 0
+    """Drafts that are verified with each token; 0 decodes one by one."""
+    ack_lag_steps: Annotated[int, Field(ge=0, le=64, strict=True)] = 1
+    """Engine steps that a page transfer takes, as a DMA engine's would."""
+    eager_host_mirror: bool = True
+    """Copy decode rows to the host as they are written, not when their page is full."""
+    threads: Count = 1
+    """CPU threads that the model computes with."""
+    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.layers % self.index_groups:
+            raise refuse(
+                "index_groups",
+                f"{self.index_groups} groups do not divide {self.layers} layers evenly",
+                hint="each index group shares one indexer among the same number of layers",
+                key=("index_groups",),
+            )
+        if self.max_model_len % self.block_size:
+            raise refuse(
+                "max_model_len",
+                f"{self.max_model_len} tokens are not whole blocks of {self.block_size}",
+                hint=f"write {self.max_model_len // self.block_size * self.block_size}",
+                key=("max_model_len",),
+            )
+        return self
+
+
+_OF_ROLE: Final = {"host": "prefill", "port": "prefill", "lease": "prefill"} | {
+    "timeout": "decode",
+    "peers": "decode",
+}
+
+
+class DisaggregationConfig(BaseModel):
+    """``role`` decides which of the other keys have a meaning; the rest are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    role: Literal["prefill", "decode"]
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address at which a prefill node listens, and which decode nodes are told."""
+    port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 14579
+    lease: Duration = Field(default=60.0, gt=0)
+    """Seconds that a prefill node keeps a prefix for a decode node."""
+    timeout: Duration = Field(default=10.0, gt=0)
+    """Seconds after which a decode node computes the prompt itself."""
+    peers: tuple[Annotated[str, Field(pattern=r"^.+:\d{1,5}$")], ...] = ()
+    """Prefill nodes as host:port that a decode node fetches from; empty: on this machine."""
+
+    @model_validator(mode="after")
+    def _keys_are_of_the_role(self) -> Self:
+        for key, role in _OF_ROLE.items():
+            if key in self.model_fields_set and role != self.role:
+                raise refuse(
+                    "other_role",
+                    f"has no meaning on a {self.role} node",
+                    hint=f"leave it out, or set role: {role}",
+                    key=(key,),
+                )
+        return self
+
+
+_PositiveDuration = Annotated[Duration, Field(gt=0)]
+
+
+class SupervisionConfig(BaseModel):
+    """An engine that dies or hangs is started anew inside the daemon, a few times."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    most_restarts: Annotated[int, Field(ge=0, le=1000, strict=True)] = 5
+    """Within `window`; one more and the daemon ends with exit code 70. 0: it ends at once."""
+    window: _PositiveDuration = 3600.0
+    first_wait: _PositiveDuration = 1.0
+    """Before the first restart; doubled with each further one in the window."""
+    longest_wait: _PositiveDuration = 120.0
+    """At most this long."""
+    hang_after: _PositiveDuration | None = 120.0
+    """An engine without a report for so long is killed and started anew; null: never. Longer than
+    the longest step, shorter than the service manager's watchdog."""
+    start_tries: Annotated[int, Field(ge=1, le=100, strict=True)] = 2
+    """Failed starts after which changed values are put aside and the last good ones return."""
+
+    @model_validator(mode="after")
+    def _waits_in_order(self) -> Self:
+        if self.longest_wait < self.first_wait:
+            raise refuse(
+                "wait_below_first",
+                f"is below first_wait {format_duration(self.first_wait)}",
+                hint="give at least that",
+                key=("longest_wait",),
+            )
+        return self

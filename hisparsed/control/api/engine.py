@@ -1,0 +1,97 @@
+"""The engine's route on the control socket: what a restart would do, and doing it.
+
+Whoever restarts engines stands behind ``EngineControl``; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from hisparsed.control.api.endpoint import ActorBody, Endpoint, parse_body
+from hisparsed.control.api.errors import ApiError
+from hisparsed.control.api.socket import recorded_actor
+from hisparsed.control.journal.records import jsonable
+from hisparsed.policy.keys import PendingRestart
+from hisparsed.policy.problems import ConfigError
+
+LONGEST_DRAIN_S = 86_400.0
+
+
+class RestartPlan(BaseModel):
+    """What a restart of the engine does, or would do."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    sentence: str
+    """All of it for people; shown before somebody confirms."""
+    open_requests: int
+    drain_s: float
+    """Open calls get this long; what is open then is cut off."""
+    changes: list[PendingRestart]
+    """What the new engine is started with that this one is not."""
+    left: list[PendingRestart]
+    """What only a restart of the daemon puts in force."""
+    begun: bool = False
+
+
+class EngineBusyError(Exception):
+    """No restart can begin now; the message says why."""
+
+
+class EngineControl(Protocol):
+    def plan_restart(self, drain_s: float | None) -> RestartPlan:
+        """``None`` is the node's drain timeout. Raises ``EngineBusyError``, and ``ConfigError``
+        when the node's document has a mistake."""
+
+    def restart(self, drain_s: float | None, *, actor: str) -> RestartPlan:
+        """Begin it; raises as ``plan_restart``."""
+
+
+class _RestartBody(ActorBody):
+    drain_s: Annotated[float, Field(ge=0, le=LONGEST_DRAIN_S)] | None = None
+    """Seconds that open calls get to end; 0 cuts them off, `null` is `drain_timeout`."""
+    dry_run: bool = False
+    """Only say what would happen."""
+
+
+class EngineApi:
+    """``engine`` is ``None`` until somebody supervises one."""
+
+    def __init__(self) -> None:
+        self.engine: EngineControl | None = None
+
+    def routes(self) -> list[Route]:
+        return [
+            Endpoint(
+                "/v1/engine/restart",
+                self.restart,
+                method="POST",
+                summary="Restart the engine; values that wait for a restart come into force.",
+                body=_RestartBody,
+                answer=RestartPlan,
+                changes=True,
+                errors=("engine_busy", "document_rejected"),
+            )
+        ]
+
+    async def restart(self, request: Request) -> Response:
+        """Answers when the restart has begun; the status document tells the rest."""
+        body = await parse_body(request, _RestartBody)
+        actor = recorded_actor(request.scope, body.actor)
+        if self.engine is None:
+            raise ApiError(409, "engine_busy", "the daemon is starting; it has no engine yet")
+        try:
+            if body.dry_run:
+                plan = self.engine.plan_restart(body.drain_s)
+            else:
+                plan = self.engine.restart(body.drain_s, actor=actor)
+        except EngineBusyError as error:
+            raise ApiError(409, "engine_busy", str(error)) from None
+        except ConfigError as error:
+            raise ApiError(422, "document_rejected", error.render()) from None
+        return JSONResponse(jsonable(plan))

@@ -1,0 +1,338 @@
+"""The control socket: one daemon a path, mode 0660, and who is at the other end.
+
+Binds and removes the file itself, so that a second daemon never takes over a live socket, and makes
+it again where somebody removed it. The kernel names the peer: only root, the daemon's user and the
+socket's group may change anything, and the journal records the user behind a claimed name.
+Not here: what is served (``app``).
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import pwd
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hisparsed.control.api.errors import error_body
+from hisparsed.control.api.http_server import (
+    BoundedProtocol,
+    Connections,
+    HttpLimits,
+    QuietServer,
+    bounded,
+)
+from hisparsed.control.journal.records import EventKind
+from hisparsed.errors import UserError
+
+_SCHEME: Final = "unix-user:"
+_SO_PEERGROUPS: Final = 59
+"""Not in Python's socket module; of asm-generic/socket.h."""
+_MOST_GROUPS: Final = 65536
+_READS: Final = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    uid: int
+    groups: frozenset[int]
+
+    @property
+    def name(self) -> str:
+        try:
+            return pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            return f"uid {self.uid}"
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """The process that connected; raises ``OSError`` for a socket that is no Unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    _pid, uid, gid = struct.unpack("3i", credentials)
+    groups = array.array("I")
+    try:
+        groups.frombytes(connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS))
+    except OSError:
+        groups = array.array("I")  # a kernel before 4.13: the first group must do
+    return Peer(uid, frozenset((gid, *groups)))
+
+
+def may_change(peer: Peer, *, owner_uid: int, group_gid: int) -> bool:
+    """Whether ``peer`` may change the node whose socket ``owner_uid`` and ``group_gid`` own."""
+    return peer.uid in (0, owner_uid) or group_gid in peer.groups
+
+
+class PeerProtocol(BoundedProtocol):
+    """Says who the client is; uvicorn leaves that empty on a Unix socket."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        peer = peer_of(connection)
+        owner_uid, group_gid = _owners(Path(connection.getsockname()))
+        allowed = may_change(peer, owner_uid=owner_uid, group_gid=group_gid)
+        self.client = (f"{_SCHEME}{peer.name}", int(allowed))
+
+
+def _owners(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return os.geteuid(), os.getegid()  # removed since the caller connected
+    return found.st_uid, found.st_gid
+
+
+class PeerGuard:
+    """Refuses changes of those who may only look; what came in another way passes."""
+
+    def __init__(self, application: Any) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        user = peer_user(scope)
+        if user is None or scope["method"] in _READS or scope["client"][1]:
+            await self._application(scope, receive, send)
+            return
+        message = (
+            f"{user} may look but not change anything; join the group of the control socket "
+            "(usually hisparsed), or use sudo"
+        )
+        body = json.dumps({"error": {"code": "not_allowed", "message": message}}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def peer_user(scope: Any) -> str | None:
+    """The user that the kernel names; ``None`` for a request that came in another way."""
+    client = scope.get("client")
+    if client is None or not client[0].startswith(_SCHEME):
+        return None
+    return str(client[0].removeprefix(_SCHEME))
+
+
+def recorded_actor(scope: Any, claimed: str) -> str:
+    """What the journal says: the claim, and the user behind it where that is another name."""
+    user = peer_user(scope)
+    return claimed if user in (None, claimed) else f"{claimed} (as {user})"
+
+
+MODE = 0o660
+_LONGEST_PATH_BYTES = 107
+_PROBE_S = 1.0
+_STOP_S = 5
+_LOOK_EVERY_S = 1.0
+
+LIMITS = HttpLimits(connections=256, body_s=10.0)
+"""Operators are few, and their longest body is a policy document."""
+
+log = logging.getLogger("hisparsed.control")
+
+Tell = Callable[[EventKind, str], None]
+
+
+def _log(_: EventKind, sentence: str) -> None:
+    log.warning("The control socket: %s", sentence)
+
+
+class ControlServer:
+    """``start`` binds and serves, ``stop`` ends the streams and removes the socket.
+
+    ``end_streams`` is called before stopping, since open event streams would hold it up.
+    ``tell`` hears when the socket's file is gone and when it is there again.
+    """
+
+    def __init__(
+        self,
+        application: Any,
+        path: Path,
+        *,
+        end_streams: Callable[[], None],
+        tell: Tell = _log,
+        limits: HttpLimits = LIMITS,
+        look_every_s: float = _LOOK_EVERY_S,
+    ) -> None:
+        self._application = application
+        self._path = path
+        self._end_streams = end_streams
+        self._tell = tell
+        self._look_every_s = look_every_s
+        self.connections = Connections(limits)
+        self._looking: asyncio.Task[None] | None = None
+        self._lost = False
+        self._lock_file: int | None = None
+        self._identity: tuple[int, int] | None = None
+        self._server: QuietServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns once requests are answered.
+
+        Raises ``UserError`` when another daemon has the socket, or the path cannot be used.
+        """
+        listener = self._bind()
+        self._server = QuietServer(
+            PeerGuard(self._application),
+            bounded(self.connections, error_body, PeerProtocol),
+            graceful_s=_STOP_S,
+        )
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        ready = asyncio.create_task(self._server.ready.wait())
+        await asyncio.wait({ready, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if self._serving.done():
+            self._release()
+            await self._serving
+        self._looking = asyncio.create_task(self._look(self._server))
+
+    async def stop(self) -> None:
+        """Answer what is asked already, then remove the socket if it is still this one."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._end_streams()
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+        self._release()
+
+    async def _look(self, server: QuietServer) -> None:
+        """Make the socket anew whenever its file is gone. Open connections are left alone."""
+        while True:
+            await asyncio.sleep(self._look_every_s)
+            if self._is_there():
+                continue
+            try:
+                await server.listen_on(self._bind())
+            except Exception as error:
+                self._identity = None  # or one that nobody listens on would pass for ours
+                if not self._lost:
+                    self._lost = True
+                    sentence = f"The control socket was removed, and cannot be made anew: {error}"
+                    self._tell(EventKind.CONTROL_SOCKET_LOST, sentence)
+                continue
+            self._lost = False
+            sentence = f"The control socket {self._path} had been removed; it is there again."
+            self._tell(EventKind.CONTROL_SOCKET_BACK, sentence)
+
+    def _is_there(self) -> bool:
+        try:
+            found = self._path.lstat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
+
+    def _bind(self) -> socket.socket:
+        path = self._path
+        if len(os.fsencode(path)) > _LONGEST_PATH_BYTES:
+            raise UserError(
+                f"control_socket: {path} is longer than the {_LONGEST_PATH_BYTES} bytes that a "
+                "Unix socket may have; choose a shorter path"
+            )
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock()
+            _remove_stale(path)
+            listener.bind(str(path))
+            # Nobody can connect before listen(), so the mode is right from the first connection.
+            path.chmod(MODE)
+            listener.listen(64)
+            listener.setblocking(False)
+            found = path.stat()
+            self._identity = (found.st_dev, found.st_ino)
+        except OSError as error:
+            listener.close()
+            self._unless_serving()
+            raise UserError(
+                f"control_socket: {path} cannot be made: {error.strerror or error}; use a folder "
+                "that this user may write"
+            ) from error
+        except UserError:
+            listener.close()
+            self._unless_serving()
+            raise
+        return listener
+
+    def _unless_serving(self) -> None:
+        """A start that failed leaves nothing; a server that has lost its file goes on."""
+        if self._server is None:
+            self._release()
+
+    def _lock(self) -> None:
+        lock_path = self._path.with_name(self._path.name + ".lock")
+        lock_file = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
+        if self._lock_file is not None:
+            if os.path.sameopenfile(lock_file, self._lock_file):
+                os.close(lock_file)
+                return
+            os.close(self._lock_file)  # its file was removed too
+        self._lock_file = lock_file
+        try:
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _taken(self._path) from None
+
+    def _release(self) -> None:
+        if self._identity is not None:
+            try:
+                found = self._path.lstat()
+                if (found.st_dev, found.st_ino) == self._identity:
+                    self._path.unlink()
+            except FileNotFoundError:
+                pass
+            self._identity = None
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+
+def is_live(path: Path) -> bool:
+    """Whether somebody listens on the socket at ``path``.
+
+    A socket that does not answer, or may not be asked, counts: it is somebody's.
+    """
+    if not path.exists():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+        return True
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket on which nobody listens. Raises ``UserError`` for anything else."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise UserError(
+            f"control_socket: {path} is there and is not a socket; remove it or choose another path"
+        )
+    if is_live(path):
+        raise _taken(path)
+    path.unlink(missing_ok=True)
+
+
+def _taken(path: Path) -> UserError:
+    return UserError(
+        f"control_socket: another hisparsed serves on {path}; stop it, or give this one its own "
+        "control_socket and state_dir"
+    )

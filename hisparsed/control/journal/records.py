@@ -1,0 +1,238 @@
+"""The entries of the journal: what one tick leaves behind, and events beside the ticks.
+
+Also their flat views for the API. A number that JSON cannot hold becomes null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from hisparsed.engine.messages import ApplyResult, EngineCommand
+from hisparsed.policy.decisions import Decision, LeverDecision
+from hisparsed.policy.signals import Lever, Snapshot
+
+SNAPSHOT_JSON: TypeAdapter[Snapshot] = TypeAdapter(Snapshot)
+DECISION_JSON: TypeAdapter[Decision] = TypeAdapter(Decision)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One lever where the engine holds something else than was asked or expected."""
+
+    lever: Lever
+    wanted: float | str
+    found: float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """One command and what came of it: a result, or an error and nothing changed.
+
+    ``bounded`` names the levers that the engine put elsewhere than asked.
+    """
+
+    command: EngineCommand
+    result: ApplyResult | None
+    error: str | None
+    bounded: tuple[Difference, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """What the next report showed of the command of ``tick``; no differences is confirmed."""
+
+    tick: int
+    differences: tuple[Difference, ...]
+
+
+APPLIED_JSON: TypeAdapter[Applied | None] = TypeAdapter(Applied | None)
+CONFIRMATION_JSON: TypeAdapter[Confirmation | None] = TypeAdapter(Confirmation | None)
+
+
+@dataclass(frozen=True, slots=True)
+class TickRecord:
+    """``sequence`` counts the records of one run of the daemon, from 1."""
+
+    sequence: int
+    at_unix_s: float
+    policy_hash: str
+    snapshot: Snapshot
+    decision: Decision
+    applied: Applied | None
+    confirmed: Confirmation | None
+    notable: frozenset[Lever]
+    """Levers that act, or whose reason is not that of the tick before."""
+    sentence: str | None
+
+
+class EventKind(StrEnum):
+    STARTED = "started"
+    POLICY_LOADED = "policy-loaded"
+    POLICY_REJECTED = "policy-rejected"
+    VALUE_SET = "value-set"
+    VALUE_UNSET = "value-unset"
+    VALUE_EXPIRED = "value-expired"
+    VALUE_DROPPED = "value-dropped"
+    SCHEDULE_BEGAN = "schedule-began"
+    SCHEDULE_ENDED = "schedule-ended"
+    PENDING_RESTART = "pending-restart"
+    FROZEN = "frozen"
+    THAWED = "thawed"
+    MODE_SET = "mode-set"
+    REPORT_FAILED = "report-failed"
+    REPORT_BACK = "report-back"
+    TICK_FAILED = "tick-failed"
+    TASK_FAILED = "task-failed"
+    LEDGER_VIOLATION = "ledger-violation"
+    LEDGER_SOUND = "ledger-sound"
+    CANARY_RECORDED = "canary-recorded"
+    CANARY_MISMATCH = "canary-mismatch"
+    CANARY_FAILED = "canary-failed"
+    CANARY_CLEARED = "canary-cleared"
+    DOCTOR_FOUND = "doctor-found"
+    DOCTOR_CLEARED = "doctor-cleared"
+    CONTROL_SOCKET_LOST = "control-socket-lost"
+    CONTROL_SOCKET_BACK = "control-socket-back"
+    STATE_NOT_KEPT = "state-not-kept"
+    STATE_KEPT = "state-kept"
+    JOURNAL_SET_ASIDE = "journal-set-aside"
+    CLOCK_SET = "clock-set"
+    GPU_LOST = "gpu-lost"
+    GPU_BACK = "gpu-back"
+    GPU_THROTTLED = "gpu-throttled"
+    GPU_FULL_SPEED = "gpu-full-speed"
+    STALLED = "stalled"
+    STALL_ENDED = "stall-ended"
+    ENGINE_DIED = "engine-died"
+    ENGINE_RESTARTING = "engine-restarting"
+    ENGINE_READY = "engine-ready"
+    ENGINE_START_FAILED = "engine-start-failed"
+    ENGINE_QUARANTINED = "engine-quarantined"
+    ENGINE_GONE = "engine-gone"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """Something beside the ticks; ``actor`` is who did it, ``daemon`` where nobody did."""
+
+    sequence: int
+    at_unix_s: float
+    kind: EventKind
+    actor: str
+    sentence: str
+
+
+Record = TickRecord | EventRecord
+
+
+class DecisionView(BaseModel):
+    """One lever of one tick, flat, as the API and ``hisparsed explain`` show it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sequence: int
+    """Orders decisions and events of one run that have the same time."""
+    at_unix_s: float
+    tick: int
+    policy_generation: int
+    policy_hash: str
+    lever: Lever
+    code: str
+    cause: str
+    limited_by: str | None
+    acts: bool
+    notable: bool
+    current: float | str
+    wanted: float | str
+    in_force: float | str | None
+    """What the engine put in force, where it is not what was wanted."""
+    error: str | None
+    """Why the command of this tick failed."""
+    figures: dict[str, float | None]
+    sentence: str
+
+
+class EventView(BaseModel):
+    """An event, as the API shows it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sequence: int
+    at_unix_s: float
+    kind: EventKind
+    actor: str
+    sentence: str
+
+
+def view_event(record: EventRecord) -> EventView:
+    return EventView(
+        sequence=record.sequence,
+        at_unix_s=record.at_unix_s,
+        kind=record.kind,
+        actor=record.actor,
+        sentence=record.sentence,
+    )
+
+
+def view_tick(record: TickRecord) -> Iterator[DecisionView]:
+    """The levers of a tick, in the order of ``Lever``."""
+    for lever in record.decision.levers:
+        yield view_lever(
+            lever,
+            record.decision,
+            record.applied,
+            sequence=record.sequence,
+            at_unix_s=record.at_unix_s,
+            policy_hash=record.policy_hash,
+            notable=lever.lever in record.notable,
+        )
+
+
+def view_lever(
+    lever: LeverDecision,
+    decision: Decision,
+    applied: Applied | None,
+    *,
+    sequence: int,
+    at_unix_s: float,
+    policy_hash: str,
+    notable: bool,
+) -> DecisionView:
+    bounded = (
+        next((d for d in applied.bounded if d.lever is lever.lever), None) if applied else None
+    )
+    return DecisionView(
+        sequence=sequence,
+        at_unix_s=at_unix_s,
+        tick=decision.tick,
+        policy_generation=decision.policy_generation,
+        policy_hash=policy_hash,
+        lever=lever.lever,
+        code=lever.reason.value,
+        cause=lever.cause.value,
+        limited_by=lever.limited_by.value if lever.limited_by is not None else None,
+        acts=lever.acts,
+        notable=notable,
+        current=lever.current,
+        wanted=lever.wanted,
+        in_force=bounded.found if bounded is not None else None,
+        error=applied.error if applied is not None and lever.acts else None,
+        figures={name: _finite(value) for name, value in lever.figures.items()},
+        sentence=lever.sentence,
+    )
+
+
+def jsonable(model: BaseModel) -> Any:
+    """Plain JSON values; infinities and NaN become ``None``, which JSON cannot hold."""
+    return json.loads(model.model_dump_json())
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None

@@ -1,0 +1,133 @@
+"""How metrics are read from the status document: labels and numbers, nothing where unknown.
+
+``table`` has the names and helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from hisparsed.control.status.document import (
+    CanaryState,
+    CanaryStatus,
+    EngineLifeStatus,
+    EngineState,
+    Lifecycle,
+    Observed,
+    PoolStatus,
+    Status,
+)
+from hisparsed.policy.schema import Mode
+from hisparsed.policy.signals import AdmissionOrder
+
+Sample = tuple[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """``read`` yields label values and a number; nothing where it is not known yet."""
+
+    name: str
+    help: str
+    read: Callable[[Status], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
+    is_counter: bool = False
+
+
+def seen(read: Callable[[Observed], float | None]) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        value = read(status.observed) if status.observed is not None else None
+        if value is not None:
+            yield (), value
+
+    return samples
+
+
+def of_pools(read: Callable[[PoolStatus], float]) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        if status.observed is not None:
+            yield ("hisparse",), read(status.observed.pools.hisparse)
+            yield ("offload",), read(status.observed.pools.offload)
+
+    return samples
+
+
+def ghost_tokens(status: Status) -> Iterator[Sample]:
+    if status.observed is not None:
+        pools = status.observed.pools
+        for name, pool in (("hisparse", pools.hisparse), ("offload", pools.offload)):
+            if pool.ghost_tokens_total is not None:
+                yield (name,), pool.ghost_tokens_total
+
+
+def idle_bytes(pool: PoolStatus) -> float:
+    return max(0, pool.capacity_bytes - pool.in_use_bytes)
+
+
+def residency(status: Status) -> Iterator[Sample]:
+    if status.observed is not None:
+        requests = status.observed.requests
+        yield ("full",), requests.full
+        yield ("mixed",), requests.mixed
+        yield ("none",), requests.none
+
+
+def rows(status: Status) -> Iterator[Sample]:
+    if status.observed is not None:
+        hot = status.observed.hot
+        found = (("resident", hot.resident_total), ("hit", hot.hits_total))
+        for name, total in (*found, ("load", hot.loads_total)):
+            if total is not None:
+                yield (name,), total
+
+
+def order(status: Status) -> Iterator[Sample]:
+    if status.observed is not None:
+        for one in AdmissionOrder:
+            yield (one.value,), status.observed.admission.order is one
+
+
+def modes(status: Status) -> Iterator[Sample]:
+    for lever in status.levers:
+        for mode in Mode:
+            yield (lever.lever.value, mode.value), lever.mode is mode
+
+
+def lifecycle(status: Status) -> Iterator[Sample]:
+    for one in Lifecycle:
+        yield (one.value,), status.lifecycle is one
+
+
+def of_canary(
+    read: Callable[[CanaryStatus], float | None],
+) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        value = read(status.canary) if status.canary is not None else None
+        if value is not None:
+            yield (), value
+
+    return samples
+
+
+def of_engine(
+    read: Callable[[EngineLifeStatus], float | None],
+) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        value = read(status.engine) if status.engine is not None else None
+        if value is not None:
+            yield (), value
+
+    return samples
+
+
+def engine_state(status: Status) -> Iterator[Sample]:
+    if status.engine is not None:
+        for one in EngineState:
+            yield (one.value,), status.engine.state is one
+
+
+def canary_state(status: Status) -> Iterator[Sample]:
+    if status.canary is not None:
+        for one in CanaryState:
+            yield (one.value,), status.canary.state is one

@@ -1,0 +1,207 @@
+"""What an operator can do to a running node: reload, set values, freeze, thaw, set a mode.
+
+Each action names its actor and may name the policy generation it is meant for. It takes effect at
+the next tick. The events that an action, a schedule or an expiry causes are recorded here too.
+Not here: the HTTP routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hisparsed.control.events import DAEMON, Announcer
+from hisparsed.control.holds import Overrides
+from hisparsed.control.journal.records import EventKind
+from hisparsed.control.live_policy import Advance, Dropped, PolicySource, Reload, ReloadOutcome
+from hisparsed.control.state_files import OverrideFile, OverrideFileError
+from hisparsed.control.text.status import value_text
+from hisparsed.policy.schedules import Override, Scalar
+from hisparsed.policy.schema import Mode
+from hisparsed.policy.signals import Lever
+from hisparsed.policy.units import format_duration
+from hisparsed.policy.yaml_tree import read_scalar
+
+
+def announce_dropped(announcer: Announcer, dropped: Iterable[Dropped]) -> None:
+    """Each override that the policy no longer allows, with the reason."""
+    for one in dropped:
+        override = one.override
+        announcer.event(
+            EventKind.VALUE_DROPPED,
+            f"Dropped {override.key} = {value_text(override.value)}, set by {override.actor}: "
+            f"it is no longer valid. {one.why}",
+        )
+
+
+def restore_overrides(source: PolicySource, announcer: Announcer, folder: Path) -> None:
+    """Take up what operators had set before a restart; what cannot be is announced."""
+    try:
+        announce_dropped(announcer, source.restore(OverrideFile(folder)))
+    except OverrideFileError as error:
+        announcer.event(EventKind.VALUE_DROPPED, f"What operators had set is lost: {error}.")
+
+
+def announce_advance(announcer: Announcer, advance: Advance) -> None:
+    if advance.clock_set_s:
+        way = "forward" if advance.clock_set_s > 0 else "back"
+        by = format_duration(float(round(abs(advance.clock_set_s))))
+        announcer.event(
+            EventKind.CLOCK_SET,
+            f"The machine's clock was set {way} by {by}. Schedules go by the new time; values that "
+            "were set for a time last as long as was asked for.",
+        )
+    for override in advance.expired:
+        announcer.event(
+            EventKind.VALUE_EXPIRED,
+            f"The time of {override.key} = {value_text(override.value)}, set by {override.actor}, "
+            "is over; what the policy says counts again.",
+        )
+    announce_dropped(announcer, advance.dropped)
+    for kind, names, words in (
+        (EventKind.SCHEDULE_ENDED, advance.ended, "ended"),
+        (EventKind.SCHEDULE_BEGAN, advance.began, "began"),
+    ):
+        for name in names:
+            announcer.event(kind, f'The schedule "{name}" {words}.', actor=DAEMON)
+
+
+FILE_WATCH = "file watch"
+"""The actor of reloads that nobody asked for: the document has changed on disk."""
+
+
+class StaleGenerationError(Exception):
+    """The policy is no longer the one that the caller had seen."""
+
+
+class Operator:
+    """One for the API and for signals. ``wall_clock`` is Unix seconds."""
+
+    def __init__(
+        self,
+        source: PolicySource,
+        overrides: Overrides,
+        announcer: Announcer,
+        *,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._source = source
+        self._wall_clock = wall_clock
+        self._overrides = overrides
+        self._announcer = announcer
+
+    @property
+    def overrides(self) -> Overrides:
+        return self._overrides
+
+    def reload(self, *, actor: str, expected_generation: int | None = None) -> Reload:
+        """Load the policy document; a bad one is rejected and the active one stays."""
+        self._check(expected_generation)
+        before, was_bad = self._source.active.generation, self._source.rejection is not None
+        reload = self._source.reload(actor=actor)
+        if reload.outcome is ReloadOutcome.REJECTED:
+            sentence = (
+                f"Rejected the policy that {actor} asked to reload; generation {before} stays "
+                f"in force: {reload.error}"
+            )
+            self._announcer.event(EventKind.POLICY_REJECTED, sentence, actor=actor)
+        elif reload.outcome is ReloadOutcome.LOADED:
+            active = reload.active
+            sentence = (
+                f"{actor} reloaded the policy: generation {active.generation} "
+                f"({active.content_hash[:12]}) replaces {before} at the next tick."
+            )
+            self._announcer.event(EventKind.POLICY_LOADED, sentence, actor=actor)
+            announce_dropped(self._announcer, reload.dropped)
+        elif was_bad:
+            sentence = f"The policy document is generation {before} again, which is in force."
+            self._announcer.event(EventKind.POLICY_LOADED, sentence, actor=actor)
+        return reload
+
+    def reload_if_changed(self) -> None:
+        """Reload where the file is another one than at the latest reload, whoever asked for it."""
+        if self._source.changed_on_disk():
+            self.reload(actor=FILE_WATCH)
+
+    def set_value(
+        self,
+        key: str,
+        value: Scalar,
+        *,
+        for_s: float | None,
+        actor: str,
+        expected_generation: int | None = None,
+    ) -> Override:
+        """Put a value above the document for ``for_s`` seconds, or until unset when ``None``.
+
+        Text is read as the document would read it. Raises ``ConfigError`` when no valid policy
+        comes of it; nothing changes then.
+        """
+        self._check(expected_generation)
+        now_s = self._wall_clock()
+        override = Override(
+            key=key,
+            value=read_scalar(value) if isinstance(value, str) else value,
+            actor=actor,
+            set_unix_s=now_s,
+            expires_unix_s=None if for_s is None else now_s + for_s,
+        )
+        self._source.set(override)
+        words = "until it is unset" if for_s is None else f"for {format_duration(for_s)}"
+        sentence = f"{actor} set {key} = {value_text(override.value)} {words}."
+        if self._source.not_kept is not None:
+            sentence += f" It will not survive a restart: {self._source.not_kept}."
+        self._announcer.event(EventKind.VALUE_SET, sentence, actor=actor)
+        return override
+
+    def unset_value(self, key: str, *, actor: str, expected_generation: int | None = None) -> None:
+        """End what was set for ``key``. Raises ``LookupError`` when nothing is."""
+        self._check(expected_generation)
+        dropped = self._source.unset(key)
+        self._announcer.event(EventKind.VALUE_UNSET, f"{actor} unset {key}.", actor=actor)
+        announce_dropped(self._announcer, dropped)
+
+    def freeze(
+        self, levers: Iterable[Lever], *, actor: str, expected_generation: int | None = None
+    ) -> None:
+        """Frozen levers stay where they are until thawed."""
+        self._check(expected_generation)
+        levers = frozenset(levers)
+        self._overrides.freeze(levers)
+        self._announcer.event(EventKind.FROZEN, f"{actor} froze {_names(levers)}.", actor=actor)
+
+    def thaw(
+        self, levers: Iterable[Lever], *, actor: str, expected_generation: int | None = None
+    ) -> None:
+        self._check(expected_generation)
+        levers = frozenset(levers)
+        self._overrides.thaw(levers)
+        self._announcer.event(EventKind.THAWED, f"{actor} thawed {_names(levers)}.", actor=actor)
+
+    def set_mode(
+        self,
+        levers: Iterable[Lever],
+        mode: Mode | None,
+        *,
+        actor: str,
+        expected_generation: int | None = None,
+    ) -> None:
+        """``None`` goes back to the document. Raises ``ValueError`` for a less cautious mode."""
+        self._check(expected_generation)
+        levers = frozenset(levers)
+        self._overrides.set_mode(self._source.in_force.policy, levers, mode, actor=actor)
+        words = "what the policy document says" if mode is None else mode.value
+        sentence = f"{actor} set the mode of {_names(levers)} to {words}."
+        self._announcer.event(EventKind.MODE_SET, sentence, actor=actor)
+
+    def _check(self, expected_generation: int | None) -> None:
+        current = self._source.active.generation
+        if expected_generation is not None and expected_generation != current:
+            raise StaleGenerationError(
+                f"the policy is at generation {current}, not {expected_generation}; look at it "
+                "again and repeat"
+            )
+
+
+def _names(levers: frozenset[Lever]) -> str:
+    return ", ".join(lever.value for lever in Lever if lever in levers)

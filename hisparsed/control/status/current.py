@@ -1,0 +1,407 @@
+"""The node's status now: the loop hands in each finished tick, everything else reads.
+
+``Board.status`` builds the document from the last tick and the parts around it; ``unready`` says
+why the node should get no requests. Keeps the latest tick only: ``history`` and the journal have
+the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hisparsed.control.events import Broadcast, Message
+from hisparsed.control.holds import Overrides
+from hisparsed.control.journal.journal import Journal
+from hisparsed.control.journal.records import TickRecord, view_tick
+from hisparsed.control.live_policy import PolicySource
+from hisparsed.control.status.document import (
+    AdmissionStatus,
+    BackgroundStatus,
+    CanaryStatus,
+    DoctorStatus,
+    EngineLifeStatus,
+    EngineState,
+    EngineStatus,
+    GpuStatus,
+    HotStatus,
+    JournalStatus,
+    LeverStatus,
+    Lifecycle,
+    LoopStatus,
+    NodeInfo,
+    Observed,
+    PolicyStatus,
+    PoolsStatus,
+    PoolStatus,
+    RequestsStatus,
+    SampledRowsStatus,
+    ScheduleStatus,
+    ServingStatus,
+    SessionsStatus,
+    Status,
+    WatermarkStatus,
+)
+from hisparsed.engine.gpus import GpusStatus
+from hisparsed.engine.messages import EngineReport
+from hisparsed.engine.port import ServingCounters
+from hisparsed.policy.bounds import step_blocks
+from hisparsed.policy.decisions import Decision, Reason
+from hisparsed.policy.keys import PendingRestart
+from hisparsed.policy.memory import served_with
+from hisparsed.policy.reach import live_load, reach_now
+from hisparsed.policy.schema import Policy
+from hisparsed.policy.signals import Geometry, GhostPoint, Lever, Snapshot
+
+
+def schedule_statuses(source: PolicySource) -> list[ScheduleStatus]:
+    active = source.in_force.active
+    return [
+        ScheduleStatus(name=entry.name, active=index in active)
+        for index, entry in enumerate(source.active.value.schedules)
+    ]
+
+
+GHOST_STEP = 0.01
+"""Share of the budget for which status and metrics show what ghost lists foretell."""
+
+
+def observed_status(
+    snapshot: Snapshot,
+    report: EngineReport,
+    serving: ServingCounters,
+    *,
+    failed_reports: int,
+) -> Observed:
+    admission, requests, hot = snapshot.admission, report.requests, report.hot
+    counted, sampled = hot.counted, serving.sampled_rows
+    return Observed(
+        engine=EngineStatus(
+            report_age_s=snapshot.report_age_s,
+            report_cost_s=report.report_us / 1e6,
+            failed_reports=failed_reports,
+            steps=report.steps,
+            ledger_violations=[f"{one.rule}: {one.sentence}" for one in report.violations],
+            ledger_violations_total=report.violations_total,
+            given_back_blocks_total=report.host.given_back_blocks,
+        ),
+        pools=pools_status(snapshot).model_copy(
+            update={"released_bytes": report.host.released_bytes}
+        ),
+        sessions=_sessions(snapshot),
+        requests=RequestsStatus(
+            running=requests.running,
+            waiting=requests.waiting,
+            held_back=requests.held_back,
+            full=requests.full,
+            mixed=requests.mixed,
+            none=requests.none,
+            preemptions_total=requests.preemptions,
+            finished_total=requests.finished,
+            oldest_wait_s=requests.oldest_wait_s,
+            refused_total=serving.refused,
+            stalls_total=requests.stalls_found,
+            stalls_resolved_total=requests.stalls_resolved,
+            stalls_given_up_total=requests.stalls_given_up,
+        ),
+        hot=HotStatus(
+            multiplier=hot.multiplier,
+            lease_blocks=hot.lease_blocks,
+            leased_requests=hot.leased_requests,
+            leased_blocks=hot.leased_blocks,
+            references_total=hot.references if counted else None,
+            resident_total=hot.resident if counted else None,
+            hits_total=hot.hits if counted else None,
+            loads_total=hot.loads if counted else None,
+            h2d_bytes_total=hot.h2d_bytes if counted else None,
+            miss_curve=hot.miss_curve,
+            individual_leases=hot.individual_leases,
+            sampled=SampledRowsStatus(
+                hits_total=sampled.hits,
+                misses_total=sampled.misses,
+                h2d_bytes_total=sampled.h2d_bytes,
+                age_s=sampled.age_s,
+            )
+            if sampled is not None
+            else None,
+        ),
+        gpu=GpuStatus(
+            total_blocks=snapshot.gpu.total_blocks,
+            free_blocks=snapshot.gpu.free_blocks,
+            resident_blocks=report.gpu_resident_blocks,
+            hot_blocks=hot.leased_blocks,
+            waiting_for_blocks=snapshot.gpu.waiting_for_blocks,
+            head_need_blocks=snapshot.gpu.head_need_blocks,
+        ),
+        admission=AdmissionStatus(
+            order=admission.order,
+            ageing_s=admission.ageing_s,
+            max_running=admission.max_running,
+            max_waiting_sessions=admission.max_waiting_sessions,
+            retry_after_s=admission.retry_after_s,
+        ),
+        watermark=WatermarkStatus(
+            blocks=snapshot.watermark.blocks, is_default=snapshot.watermark.is_default
+        ),
+        serving=ServingStatus(
+            prompt_tokens_total=serving.prompt_tokens,
+            generated_tokens_total=serving.generated_tokens,
+            prefix_query_tokens_total=serving.prefix_query_tokens,
+            prefix_hit_tokens_total=serving.prefix_hit_tokens,
+            mean_ttft_s=_mean(serving.ttft_sum_s, serving.ttft_count),
+            mean_itl_s=_mean(serving.itl_sum_s, serving.itl_count),
+            ttft_sum_s=serving.ttft_sum_s,
+            ttft_count=serving.ttft_count,
+            itl_sum_s=serving.itl_sum_s,
+            itl_count=serving.itl_count,
+        ),
+    )
+
+
+def pools_status(snapshot: Snapshot) -> PoolsStatus:
+    """Both pools in bytes. A stored chunk counts with all its copies and padding."""
+    geometry, hisparse, offload = snapshot.geometry, snapshot.hisparse, snapshot.offload
+    block, reach = geometry.host_block_bytes, reach_now(snapshot)
+    chunk = geometry.offload_chunk_bytes * geometry.offload_copies
+    return PoolsStatus(
+        budget_bytes=geometry.budget_blocks * block,
+        host_block_bytes=block,
+        hisparse=PoolStatus(
+            target_bytes=hisparse.target_blocks * block,
+            capacity_bytes=hisparse.capacity_blocks * block,
+            in_use_bytes=hisparse.in_use_blocks * block,
+            cached_bytes=hisparse.cached_blocks * block,
+            reach_tokens=reach.hisparse_tokens,
+            target_blocks=hisparse.target_blocks,
+            capacity_blocks=hisparse.capacity_blocks,
+            ghost_tokens_total=_ghost_tokens(snapshot.geometry, hisparse.ghost),
+        ),
+        offload=PoolStatus(
+            target_bytes=offload.target_blocks * block,
+            capacity_bytes=offload.lent_blocks * block,
+            in_use_bytes=offload.in_use_chunks * chunk,
+            cached_bytes=max(0, offload.stored_chunks - offload.in_use_chunks) * chunk,
+            reach_tokens=reach.offload_tokens,
+            target_blocks=offload.target_blocks,
+            capacity_blocks=offload.lent_blocks,
+            ghost_tokens_total=_ghost_tokens(snapshot.geometry, offload.ghost),
+        ),
+        pending_bytes=snapshot.pending_blocks * block,
+        draining_bytes=snapshot.draining_blocks * block,
+        reserve_bytes=snapshot.reserve.blocks * block,
+        reserve_target_bytes=snapshot.reserve.target_blocks * block,
+    )
+
+
+def lever_statuses(
+    policy: Policy, decision: Decision, frozen: frozenset[Lever]
+) -> list[LeverStatus]:
+    return [
+        LeverStatus(
+            lever=one.lever,
+            mode=policy.mode_of(one.lever),
+            frozen=one.lever in frozen,
+            pending_restart=one.reason is Reason.PENDING_RESTART,
+            current=one.current,
+            wanted=one.wanted,
+            reason=one.reason,
+            limited_by=one.limited_by,
+            sentence=one.sentence,
+        )
+        for one in decision.levers
+    ]
+
+
+def _sessions(snapshot: Snapshot) -> SessionsStatus:
+    reach = reach_now(snapshot)
+    load = live_load(snapshot, reach)
+    return SessionsStatus(
+        live=snapshot.sessions.live_sessions,
+        live_set_tokens=snapshot.sessions.live_set_tokens,
+        min_reach_tokens=reach.min_tokens,
+        coverage=1 / load if load > 0 else None,
+    )
+
+
+def _ghost_tokens(geometry: Geometry, points: tuple[GhostPoint, ...]) -> int | None:
+    tokens = served_with(points, step_blocks(geometry, GHOST_STEP))
+    return None if tokens is None else int(tokens)
+
+
+def _mean(total: float, count: int) -> float | None:
+    return total / count if count else None
+
+
+_EVENTS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TickOutcome:
+    """One finished tick. ``policy`` has the operator's overrides in it."""
+
+    record: TickRecord
+    report: EngineReport
+    serving: ServingCounters
+    policy: Policy
+    reported_at_s: float
+    tick_s: float
+    stalled: str | None = None
+    """That calls stand still though memory is free, with the figures; ``None`` when they move."""
+
+
+class Board:
+    """``clock`` is monotonic seconds, ``wall_clock`` Unix seconds."""
+
+    def __init__(
+        self,
+        node: NodeInfo,
+        source: PolicySource,
+        overrides: Overrides,
+        journal: Journal,
+        broadcast: Broadcast,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self.node = node
+        self.lifecycle = Lifecycle.STARTING
+        self.failed_reports = 0
+        self.failed_applies = 0
+        self.failed_ticks = 0
+        self.late_ticks = 0
+        self.node_pending: tuple[PendingRestart, ...] = ()
+        """What the node's document says now, where it is not what runs."""
+        self.watchers: list[Callable[[TickOutcome], None]] = []
+        """Called with every finished tick."""
+        self.canary: Callable[[], CanaryStatus] | None = None
+        self.doctor: Callable[[], DoctorStatus] | None = None
+        self.engine: Callable[[], EngineLifeStatus] | None = None
+        self.gpus: Callable[[], GpusStatus | None] | None = None
+        self.background: Callable[[], list[BackgroundStatus]] = list
+        self.not_kept: Callable[[], list[str]] = list
+        """Files of the state folder that cannot be written, and why."""
+        self._source = source
+        self._overrides = overrides
+        self._journal = journal
+        self._broadcast = broadcast
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._last: TickOutcome | None = None
+        self._said: tuple[str, float] | None = None
+
+    def show(self, outcome: TickOutcome) -> None:
+        """Take in a finished tick and tell the listeners.
+
+        Raises what a watcher raised, when all have had the tick.
+        """
+        self._last = outcome
+        record = outcome.record
+        if record.sentence is not None:
+            self._said = (record.sentence, record.at_unix_s)
+        failed: Exception | None = None
+        for watch in self.watchers:
+            try:
+                watch(outcome)
+            except Exception as error:
+                failed = failed or error
+        self._send(record)
+        if failed is not None:
+            raise failed
+
+    def _send(self, record: TickRecord) -> None:
+        if not self._broadcast.listeners:
+            return
+        notable = [view.model_dump_json() for view in view_tick(record) if view.notable]
+        if notable:
+            self._broadcast.send(Message("decisions", f"[{','.join(notable)}]"))
+        self._broadcast.send(Message("status", self.status().model_dump_json()))
+
+    @property
+    def report_age_s(self) -> float | None:
+        """Seconds since the engine last reported; ``None`` before the first tick."""
+        return None if self._last is None else self._clock() - self._last.reported_at_s
+
+    def unready(self) -> str | None:
+        """Why the node should get no requests; ``None`` when it should."""
+        engine = self.engine() if self.engine is not None else None
+        if self.lifecycle is not Lifecycle.SERVING:
+            why = f": {engine.sentence}" if engine is not None else ""
+            return f"the node is {self.lifecycle}{why}"
+        if engine is not None and engine.state is not EngineState.SERVING:
+            return engine.sentence
+        age_s, limit_s = self.report_age_s, self._source.in_force.policy.stale_after
+        if age_s is None:
+            return "the engine has not reported yet"
+        if age_s > limit_s:
+            return f"the engine reported {age_s:.1f}s ago, over {limit_s:g}s"
+        if self._last is not None and self._last.stalled is not None:
+            return self._last.stalled
+        canary = self._canary()
+        if canary is not None and canary.not_ready:
+            return f"the canary answered otherwise: {canary.sentence}"
+        return None
+
+    def _canary(self) -> CanaryStatus | None:
+        return None if self.canary is None else self.canary()
+
+    def pending_restart(self) -> list[PendingRestart]:
+        """Values of the policy and of the node's document that only a restart puts in force."""
+        return [*self._source.pending_restart(), *self.node_pending]
+
+    def status(self) -> Status:
+        """The document of this moment; the report's age is of now, not of the last tick."""
+        last, said, health = self._last, self._said, self._journal.health
+        active = self._source.active
+        frozen = self._overrides.frozen
+        return Status(
+            at_unix_s=self._wall_clock(),
+            node=self.node,
+            lifecycle=self.lifecycle,
+            observed=self._observed(last) if last is not None else None,
+            levers=lever_statuses(last.policy, last.record.decision, frozen) if last else [],
+            policy=PolicyStatus(
+                path=str(active.path),
+                generation=active.generation,
+                content_hash=active.content_hash,
+                mode=self._source.in_force.policy.mode,
+                overridden=dict(self._overrides.modes),
+                frozen=[lever for lever in Lever if lever in frozen],
+                reload_failures=self._source.reload_failures,
+                last_error=self._source.last_error,
+                overrides=list(self._source.overrides),
+                schedules=schedule_statuses(self._source),
+                pending_restart=self.pending_restart(),
+            ),
+            loop=LoopStatus(
+                tick=last.record.decision.tick if last else 0,
+                tick_s=self._source.in_force.policy.tick,
+                last_tick_s=last.tick_s if last else 0.0,
+                late_ticks=self.late_ticks,
+                failed_applies=self.failed_applies,
+                failed_ticks=self.failed_ticks,
+            ),
+            journal=JournalStatus(
+                writing=health.error is None,
+                error=health.error,
+                written=health.written,
+                dropped=health.dropped,
+            ),
+            last_sentence=said[0] if said else None,
+            last_sentence_unix_s=said[1] if said else None,
+            events=self._journal.recent_events(_EVENTS_SHOWN),
+            stalled=last.stalled if last else None,
+            canary=self._canary(),
+            doctor=None if self.doctor is None else self.doctor(),
+            engine=None if self.engine is None else self.engine(),
+            gpus=None if self.gpus is None else self.gpus(),
+            not_kept=self.not_kept(),
+            background=self.background(),
+        )
+
+    def _observed(self, last: TickOutcome) -> Observed:
+        observed = observed_status(
+            last.record.snapshot, last.report, last.serving, failed_reports=self.failed_reports
+        )
+        age_s = self._clock() - last.reported_at_s
+        engine = observed.engine.model_copy(update={"report_age_s": age_s})
+        return observed.model_copy(update={"engine": engine})

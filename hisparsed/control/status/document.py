@@ -1,0 +1,452 @@
+"""The status document: one node at one moment, for the API, the command line and the terminal view.
+
+Models without behaviour. Bytes are bytes, times are seconds, ``None`` is not known yet.
+``observed`` is what the running engine reports; ``engine`` is the life of engines, which the
+supervisor fills; ``doctor`` is what the checks of the machine found.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hisparsed.control.journal.records import EventView
+from hisparsed.engine.gpus import GpusStatus
+from hisparsed.engine.messages import MissCurvePoint, Residency
+from hisparsed.policy.decisions import Reason
+from hisparsed.policy.keys import PendingRestart
+from hisparsed.policy.schedules import Override
+from hisparsed.policy.schema import Mode
+from hisparsed.policy.signals import AdmissionOrder, Lever
+
+
+class Severity(StrEnum):
+    """From best to worst."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Worth knowing; nothing to do."""
+    WARNING = "warning"
+    FATAL = "fatal"
+    """A node must not start like this."""
+
+
+class DoctorFinding(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    check: str
+    """A stable name for scripts, such as `memlock`."""
+    severity: Severity
+    what: str
+    why: str = ""
+    fix: str = ""
+    seen_unix_s: float
+    """When it was last looked for: what cannot change while a node runs, before its start only."""
+
+
+class DoctorStatus(BaseModel):
+    """``findings`` are those that are not well, the worst first."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    at_unix_s: float
+    """When the doctor last looked."""
+    looking: bool = False
+    error: str | None = None
+    """Why the last look came to nothing; the findings are then of the one before."""
+    checks: int
+    """How many findings there are with those that are well."""
+    fatal: int
+    warnings: int
+    findings: list[DoctorFinding]
+
+
+class EngineState(StrEnum):
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    """Open calls end, new ones are refused; the engine is taken down after that."""
+    RESTARTING = "restarting"
+    """No engine: one is being taken down, or the next try is waited for."""
+    FAILED = "failed"
+    """Given up; the daemon ends."""
+    STOPPED = "stopped"
+    """Told to stop; what is left of the engine is being taken down."""
+
+
+class _EngineLifePart(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class EngineEnd(_EngineLifePart):
+    """An engine that ended, or did not start, without being asked to."""
+
+    at_unix_s: float
+    why: str
+    processes: list[str] = []
+    """Those of the engine, each with how it ended."""
+    evidence: str | None = None
+    """The file with what was known."""
+
+
+class QuarantinedValues(_EngineLifePart):
+    """Values that an engine did not start with, so the last good ones are in force."""
+
+    at_unix_s: float
+    error: str
+    changes: list[PendingRestart]
+    """Against those that are in force."""
+
+
+class EngineLifeStatus(_EngineLifePart):
+    state: EngineState
+    since_unix_s: float
+    sentence: str
+    """All of it for people."""
+    died_total: int = 0
+    """Engines of this daemon that ended unasked."""
+    restarts_total: int = 0
+    """Engines that served after the first."""
+    planned_restarts_total: int = 0
+    ends_in_window: int = 0
+    """Ends and failed starts that count against `supervision.most_restarts`."""
+    most_restarts: int = 0
+    last_start_s: float | None = None
+    """How long the last start took."""
+    next_try_unix_s: float | None = None
+    last_exit: EngineEnd | None = None
+    quarantined: QuarantinedValues | None = None
+    """Set while the documents ask for what did not start."""
+
+
+class Lifecycle(StrEnum):
+    """Where the daemon is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    RESTARTING = "restarting"
+    """The engine is being started anew; ``engine`` of the status document says more."""
+    DRAINING = "draining"
+    ENGINE_GONE = "engine-gone"
+    STOPPED = "stopped"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NodeInfo(_Part):
+    """What does not change while the daemon lives."""
+
+    kind: str
+    """cuda, reference or simulated."""
+    model: str
+    version: str
+    api_url: str
+    pid: int
+    started_unix_s: float
+
+
+class EngineStatus(_Part):
+    report_age_s: float
+    report_cost_s: float
+    """Engine-thread time that the last report took."""
+    failed_reports: int
+    steps: int
+    ledger_violations: list[str] = Field(default_factory=list)
+    """Broken invariants of the host ledger, each with its figures; while any is there, no block
+    moves."""
+    ledger_violations_total: int = 0
+    given_back_blocks_total: int = 0
+    """Blocks that came back at once because nothing ran for want of them."""
+
+
+class PoolStatus(_Part):
+    """One host pool. ``target`` is what the policy set, ``capacity`` what it owns now."""
+
+    target_bytes: int
+    capacity_bytes: int
+    in_use_bytes: int
+    cached_bytes: int
+    """Idle, but a reusable prefix."""
+    reach_tokens: int
+    target_blocks: int
+    capacity_blocks: int
+    ghost_tokens_total: int | None = None
+    """Tokens that 1 % of the budget more would have served; ``None`` without a ghost list."""
+
+
+class PoolsStatus(_Part):
+    budget_bytes: int
+    host_block_bytes: int
+    hisparse: PoolStatus
+    offload: PoolStatus
+    pending_bytes: int
+    """Promised to the offload pool, not yet taken."""
+    draining_bytes: int
+    """Recalled from the offload pool, still busy."""
+    reserve_bytes: int = 0
+    """Lent to nobody."""
+    reserve_target_bytes: int = 0
+    released_bytes: int = 0
+    """Memory of the reserve that the operating system has back."""
+
+
+class SessionsStatus(_Part):
+    live: int
+    live_set_tokens: int
+    min_reach_tokens: int
+    coverage: float | None
+    """Smaller reach / idle live set; ``None`` when nothing idle is live."""
+
+
+class RequestsStatus(_Part):
+    """Residency counts are of running requests."""
+
+    running: int
+    waiting: int
+    held_back: int
+    full: int
+    mixed: int
+    none: int
+    preemptions_total: int
+    finished_total: int
+    oldest_wait_s: float | None = None
+    """``None`` while none waits."""
+    refused_total: int | None = None
+    """Calls that an admission limit refused; ``None`` where nobody counts them."""
+    stalls_total: int = 0
+    stalls_resolved_total: int = 0
+    stalls_given_up_total: int = 0
+
+
+class SampledRowsStatus(_Part):
+    """vLLM's own counters of one GPU, which move once in 2,000 steps of its workers."""
+
+    hits_total: int
+    misses_total: int
+    h2d_bytes_total: int
+    age_s: float
+    """Since the last sample; nothing is known of this time."""
+
+
+class HotStatus(_Part):
+    """Totals are ``None`` where the node's workers count no rows at each step."""
+
+    multiplier: float
+    lease_blocks: int
+    leased_requests: int
+    leased_blocks: int
+    references_total: int | None
+    resident_total: int | None
+    hits_total: int | None
+    loads_total: int | None
+    h2d_bytes_total: int | None
+    miss_curve: list[MissCurvePoint]
+    """Predicted misses by multiplier; empty where the node does not measure them."""
+    individual_leases: int = 0
+    """Running requests whose lease is not the multiplier's."""
+    sampled: SampledRowsStatus | None = None
+    """``None`` before vLLM's first sample, and where its workers take none."""
+
+
+class GpuStatus(_Part):
+    """``free`` includes blocks that only hold a reusable prefix; the rest is indexer pages."""
+
+    total_blocks: int
+    free_blocks: int
+    resident_blocks: int
+    hot_blocks: int
+    waiting_for_blocks: bool
+    head_need_blocks: int | None = None
+    """What the head of the queue was last refused for; ``None`` where nothing was."""
+
+
+class AdmissionStatus(_Part):
+    order: AdmissionOrder
+    ageing_s: float
+    max_running: int
+    max_waiting_sessions: int | None
+    retry_after_s: float
+
+
+class WatermarkStatus(_Part):
+    blocks: int
+    is_default: bool
+
+
+class ServingStatus(_Part):
+    prompt_tokens_total: int
+    generated_tokens_total: int
+    prefix_query_tokens_total: int
+    prefix_hit_tokens_total: int
+    mean_ttft_s: float | None
+    mean_itl_s: float | None
+    ttft_sum_s: float
+    ttft_count: int
+    itl_sum_s: float
+    itl_count: int
+
+
+class LeverStatus(_Part):
+    """The last decision on one lever."""
+
+    lever: Lever
+    mode: Mode
+    frozen: bool
+    pending_restart: bool
+    current: float | str
+    wanted: float | str
+    reason: Reason
+    limited_by: Reason | None
+    sentence: str
+
+
+class ScheduleStatus(_Part):
+    name: str
+    active: bool
+
+
+class PolicyStatus(_Part):
+    path: str
+    generation: int
+    content_hash: str
+    mode: Mode
+    """That of the policy in force."""
+    overridden: dict[Lever, Mode]
+    """Modes that an operator set above the document."""
+    frozen: list[Lever]
+    reload_failures: int
+    last_error: str | None
+    overrides: list[Override] = []
+    """What operators set above the document, oldest first."""
+    schedules: list[ScheduleStatus] = []
+    pending_restart: list[PendingRestart] = []
+    """Values that only a restart puts in force."""
+
+
+class LoopStatus(_Part):
+    tick: int
+    tick_s: float
+    """Time between two ticks, as the policy sets it."""
+    last_tick_s: float
+    late_ticks: int
+    """Ticks left out because an earlier one took too long."""
+    failed_applies: int
+    failed_ticks: int
+    """Ticks that a mistake of the daemon ended early."""
+
+
+class JournalStatus(_Part):
+    writing: bool
+    error: str | None
+    written: int
+    dropped: int
+
+
+class CanaryState(StrEnum):
+    OFF = "off"
+    WAITING = "waiting"
+    """No round has ended yet."""
+    OK = "ok"
+    MISMATCH = "mismatch"
+    """Another answer came; stays until a round that somebody asked for is clean."""
+    FAILED = "failed"
+    """The last round did not end, so nothing is known of it."""
+
+
+class CanaryRun(_Part):
+    """One question of a round. Steps are decode steps, by the residency they were made in."""
+
+    asked: Residency
+    recomputed: bool
+    """No prefix was read: every row was written anew."""
+    equal: bool
+    prefix_hit_tokens: int
+    steps_full: int
+    steps_mixed: int
+    steps_none: int
+    scheduled_tokens: int
+    step_s: float
+
+
+class CanaryStatus(_Part):
+    """The node's own request whose answer must never change. Totals are of this engine's life."""
+
+    state: CanaryState
+    sentence: str
+    not_ready: bool = False
+    """Whether routers are told to stay away, as the policy asks after a mismatch."""
+    running: bool = False
+    rounds_total: int = 0
+    mismatches_total: int = 0
+    """Rounds with an answer that differed."""
+    failed_total: int = 0
+    left_out_total: int = 0
+    """Rounds left out because the node had more to do than it could."""
+    last_unix_s: float | None = None
+    last_trigger: str | None = None
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    scheduled_tokens_total: int = 0
+    step_seconds_total: float = 0.0
+    """Its part, by tokens, of the time of the steps it was in."""
+    share_of_time: float = 0.0
+    last_round: list[CanaryRun] = []
+    evidence: str | None = None
+    """The file of the last mismatch."""
+
+
+class Observed(_Part):
+    """What the last report said; missing before the first."""
+
+    engine: EngineStatus
+    pools: PoolsStatus
+    sessions: SessionsStatus
+    requests: RequestsStatus
+    hot: HotStatus
+    gpu: GpuStatus
+    admission: AdmissionStatus
+    watermark: WatermarkStatus
+    serving: ServingStatus
+
+
+class BackgroundStatus(_Part):
+    """One task of the daemon, such as the file watch."""
+
+    name: str
+    running: bool = True
+    """Whether it goes on now; else it begins again soon."""
+    failures_total: int = 0
+    """Times that a mistake of the daemon ended it."""
+
+
+class Status(_Part):
+    schema_version: int = 1
+    at_unix_s: float
+    node: NodeInfo
+    lifecycle: Lifecycle
+    observed: Observed | None
+    levers: list[LeverStatus]
+    policy: PolicyStatus
+    loop: LoopStatus
+    journal: JournalStatus
+    last_sentence: str | None
+    last_sentence_unix_s: float | None
+    events: list[EventView]
+    """The latest few, newest first."""
+    stalled: str | None = None
+    """That calls stand still though memory is free, with the figures; ``None`` when they move."""
+    canary: CanaryStatus | None = None
+    """``None`` until there is an engine to ask."""
+    doctor: DoctorStatus | None = None
+    """``None`` where nobody looks at the machine."""
+    engine: EngineLifeStatus | None = None
+    """The engine's life; ``None`` where nobody supervises it."""
+    gpus: GpusStatus | None = None
+    """As NVML tells; ``None`` on other than CUDA nodes, and before the first reading."""
+    not_kept: list[str] = []
+    """Small files of the state folder that cannot be written now, each with the reason."""
+    background: list[BackgroundStatus] = []
+    """What goes on beside the ticks for as long as the daemon."""

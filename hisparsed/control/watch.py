@@ -1,0 +1,183 @@
+"""Watches that turn trouble into events: a broken host ledger, GPUs, files that cannot be written.
+
+``LedgerGuard`` freezes all levers until a check of the whole ledger is clean. ``GpuEvents`` reports
+a GPU that is lost or slowed for long. ``StateWatch`` reports state files that cannot be written.
+None of them repairs anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from hisparsed.control.events import Announcer
+from hisparsed.control.holds import Overrides
+from hisparsed.control.journal.journal import Journal
+from hisparsed.control.journal.records import EventKind
+from hisparsed.control.status.current import TickOutcome
+from hisparsed.engine.gpus import GpuCard, GpusStatus
+from hisparsed.engine.messages import EngineCommand, EngineReport
+from hisparsed.engine.port import EngineGone, EnginePort
+from hisparsed.policy.signals import Lever
+
+_ALL = frozenset(Lever)
+
+
+class LedgerGuard:
+    """One engine life. Call ``look`` with each new report."""
+
+    def __init__(self, engine: EnginePort, overrides: Overrides, announcer: Announcer) -> None:
+        self._engine = engine
+        self._overrides = overrides
+        self._announcer = announcer
+        self._told = 0
+
+    async def look(self, report: EngineReport) -> None:
+        """Raises ``EngineGone``."""
+        if not report.violations:
+            return
+        if report.violations_total > self._told:
+            self._told = report.violations_total
+            self._overrides.freeze(_ALL)
+            broken = "; ".join(f"{one.rule}: {one.sentence}" for one in report.violations)
+            self._announcer.event(
+                EventKind.LEDGER_VIOLATION,
+                f"The host ledger is not sound ({broken}). Requests are served on; every lever is "
+                "frozen until somebody thaws it and a check of the whole ledger finds nothing.",
+            )
+        elif self._overrides.frozen != _ALL:
+            await self._clear()
+
+    async def _clear(self) -> None:
+        try:
+            await self._engine.apply(EngineCommand(clear_violations=True))
+        except EngineGone:
+            raise
+        except Exception as error:
+            self._overrides.freeze(_ALL)
+            self._announcer.event(
+                EventKind.LEDGER_VIOLATION, f"Every lever is frozen again: {error}."
+            )
+        else:
+            self._announcer.event(
+                EventKind.LEDGER_SOUND,
+                "A check of the whole host ledger found nothing wrong; thawed levers move again.",
+            )
+
+
+HELD_S = 10.0
+"""Clocks that are held down for a moment cost nothing."""
+FREE_S = 60.0
+"""At full speed for so long before it is said: heat comes and goes."""
+_NORMAL = frozenset({"power-cap"})
+
+
+@dataclass
+class _Known:
+    lost: bool = False
+    told: frozenset[str] = frozenset()
+    """Reasons that were told of; empty at full speed."""
+    changed_s: float | None = None
+    """Since when it is held down without being told, or free after it was."""
+
+
+class GpuEvents:
+    """Call ``news`` about once a second with what the status shows."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+
+    def news(self, gpus: GpusStatus | None, now_s: float) -> Iterator[tuple[EventKind, str]]:
+        """Events since the last call, each with its sentence; ``now_s`` is monotonic."""
+        for card in gpus.cards if gpus is not None else ():
+            known = self._known.setdefault(card.index, _Known())
+            yield from _lost_or_back(card, known)
+            if not card.lost and card.slowed_by is not None:
+                yield from _throttled(card, frozenset(card.slowed_by) - _NORMAL, known, now_s)
+
+
+def _lost_or_back(card: GpuCard, known: _Known) -> Iterator[tuple[EventKind, str]]:
+    if card.lost and not known.lost:
+        yield (
+            EventKind.GPU_LOST,
+            f"GPU {card.index} ({card.name}, {card.uuid}) is lost: it fell off the bus or needs a "
+            "reset. The engine cannot run without it; look for Xid in the kernel's log, then reset "
+            "it or restart the machine.",
+        )
+    elif known.lost and not card.lost:
+        yield EventKind.GPU_BACK, f"GPU {card.index} ({card.name}) answers again."
+    known.lost = card.lost
+
+
+def _throttled(
+    card: GpuCard, reasons: frozenset[str], known: _Known, now_s: float
+) -> Iterator[tuple[EventKind, str]]:
+    if bool(reasons) == bool(known.told):
+        known.changed_s = None
+        return
+    if known.changed_s is None:
+        known.changed_s = now_s
+    if now_s - known.changed_s < (HELD_S if reasons else FREE_S):
+        return
+    known.told, known.changed_s = reasons, None
+    if reasons:
+        yield (
+            EventKind.GPU_THROTTLED,
+            f"GPU {card.index} ({card.name}) has been slower than it can be for {HELD_S:g}s: "
+            f"{', '.join(sorted(reasons))}. All ranks wait for the slowest; look at cooling and "
+            "power.",
+        )
+    else:
+        yield EventKind.GPU_FULL_SPEED, f"GPU {card.index} ({card.name}) is at full speed again."
+
+
+class StateWatch:
+    """``files`` says of each small file why it cannot be written; ``None`` when it can.
+
+    Call ``watch`` after each tick.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        announcer: Announcer,
+        files: Mapping[str, Callable[[], str | None]],
+    ) -> None:
+        self._journal = journal
+        self._announcer = announcer
+        self._files = files
+        self._told: set[str] = set()
+        self._set_aside = 0
+
+    def not_kept(self) -> list[str]:
+        """Why files other than the journal cannot be written; empty when all can."""
+        return [error for look in self._files.values() if (error := look()) is not None]
+
+    def watch(self, _outcome: TickOutcome) -> None:
+        health = self._journal.health
+        if health.set_aside > self._set_aside:
+            self._set_aside = health.set_aside
+            self._announcer.event(
+                EventKind.JOURNAL_SET_ASIDE,
+                f"The journal {self._journal.path} was damaged or of another version; it is kept "
+                "beside it and begun anew. Earlier decisions are in the kept file only.",
+            )
+        error = health.error
+        self._tell(
+            "the journal",
+            None if error is None else f"{self._journal.path} cannot be written: {error}",
+            "decisions stay in memory, and those that it has no room for are lost",
+        )
+        for name, look in self._files.items():
+            self._tell(name, look(), "what it holds is in force, but a restart would not know it")
+
+    def _tell(self, name: str, error: str | None, follows: str) -> None:
+        if error is not None and name not in self._told:
+            self._told.add(name)
+            self._announcer.event(
+                EventKind.STATE_NOT_KEPT,
+                f"{error}. Requests are served on; {follows}. It is tried again.",
+            )
+        elif error is None and name in self._told:
+            self._told.remove(name)
+            self._announcer.event(EventKind.STATE_KEPT, f"Written again: {name}.")

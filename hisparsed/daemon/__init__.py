@@ -1,1 +1,0 @@
-"""The daemon's life: start in order, serve, drain, stop. What runs inside is elsewhere."""

@@ -1,0 +1,120 @@
+"""Adapters for what vLLM versions name or keep differently, 0.30 to 0.33.
+
+Each reads the version from the objects that it is given. Imports no vLLM; what needs its names at
+import time is in ``residency``.
+
+- ``ActiveLimit``: a limit on admission alone since 0.31. Before, the only limit is asserted against
+  running calls too, so a lower one takes effect as they end.
+- ``waiting_queues``, ``holders``: calls that wait and hold blocks have a queue of their own since
+  0.31. Before, every call that a pass had to skip shared one queue.
+- ``admission_cap``: a public name since 0.31.
+- ``detached_blocks``: host blocks of finished calls are held until they are copied, since 0.31.
+- ``pending_writes``: rows of draft layers wait for the next step since 0.31.
+- ``resident_by_state``: 0.31 has a resident table of the batch, later versions one of state rows.
+- ``load_arguments``: the OpenAI application's arguments are in another module since 0.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+class ActiveLimit:
+    """The limit of ``scheduler``, vLLM's, which begins at the configured one."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._admits_alone = hasattr(scheduler, "max_num_active_reqs")
+        name = "max_num_active_reqs" if self._admits_alone else "max_num_running_reqs"
+        self.configured = int(getattr(scheduler, name))
+        self._most = self.configured
+
+    @property
+    def most(self) -> int:
+        """Calls that may run at once; more may still be running from before."""
+        return int(self._scheduler.max_num_active_reqs) if self._admits_alone else self._most
+
+    def set(self, most: int) -> None:
+        self._most = most
+        if self._admits_alone:
+            self._scheduler.max_num_active_reqs = most
+
+    def before_pass(self) -> None:
+        """To be called before each scheduling pass."""
+        if not self._admits_alone:
+            running = len(self._scheduler.running)
+            self._scheduler.max_num_running_reqs = max(self._most, running)
+
+
+def waiting_queues(scheduler: Any) -> tuple[Any, Any]:
+    """Calls that hold nothing yet, and the queue with those that do."""
+    return scheduler.waiting, _second_queue(scheduler)
+
+
+def holders(scheduler: Any) -> list[Any]:
+    """Calls that wait and hold blocks, those that wait for a load included, oldest first."""
+    if hasattr(scheduler, "kv_holding_waiting"):
+        return list(scheduler.kv_holding_waiting)
+    manager = scheduler.kv_cache_manager
+    return [
+        request
+        for request in scheduler.skipped_waiting
+        if any(manager.get_block_ids(request.request_id))
+    ]
+
+
+def remove_holder(scheduler: Any, request: Any) -> None:
+    """Take one of ``holders`` out of its queue."""
+    _second_queue(scheduler).remove_requests([request])
+
+
+def _second_queue(scheduler: Any) -> Any:
+    if hasattr(scheduler, "kv_holding_waiting"):
+        return scheduler.kv_holding_waiting
+    return scheduler.skipped_waiting
+
+
+def admission_cap(manager: Any) -> int:
+    """Blocks a request at most, of a resident ``manager`` of vLLM."""
+    if hasattr(manager, "max_admission_blocks_per_request"):
+        return int(manager.max_admission_blocks_per_request)
+    return int(manager._max_admission_blocks_per_request)
+
+
+def detached_blocks(publication: Any) -> list[Any]:
+    """What a pending ``publication`` of HiSparse's coordinator holds on its own."""
+    if publication is None:
+        return []
+    return list(getattr(publication, "detached_blocks", None) or ())
+
+
+def pending_writes(hisparse_worker: Any) -> Callable[[], None]:
+    """Puts what waits on HiSparse's stream, as the next step would first; may be called often."""
+    enqueue: Callable[[], None] = getattr(hisparse_worker, "_finish_previous_step", _nothing_waits)
+    return enqueue
+
+
+def _nothing_waits() -> None:
+    return None
+
+
+def resident_by_state(cache_handle: Any) -> bool:
+    """Whether rows of the handle's resident block table are state rows, not batch rows."""
+    return getattr(cache_handle, "residency", None) is not None
+
+
+_NEW = "vllm.entrypoints.common.cli_args"
+_OLD = "vllm.entrypoints.launchers.cli_args"
+
+
+def make_arg_parser(parser: Any) -> Any:
+    """``parser`` with the application's options. Imports for seconds the first time."""
+    return load_arguments().make_arg_parser(parser)
+
+
+def load_arguments() -> Any:
+    """The module that has them."""
+    return import_module(_OLD if find_spec(_OLD) is not None else _NEW)

@@ -1,0 +1,198 @@
+"""Checks the host ledger while the engine serves, and stops all moves on a violation.
+
+``LedgerCamera`` reads the ledger's state from vLLM's live objects: counters cost a few
+microseconds, blocks about one each, and their owners need a walk over all requests. Every report
+checks the counters and a bounded slice of blocks, so the whole pool is walked once in a while at
+no cost that shows. A violation freezes the ledger where it is: requests are served on, no block
+changes its tenant. Only ``clear`` ends that, and only when a check of everything finds nothing.
+What must hold is in ``invariants``. Engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from hisparsed.engine.compat.adapters import detached_blocks
+from hisparsed.engine.host.invariants import (
+    BlockFacts,
+    CountFacts,
+    LedgerPicture,
+    Violation,
+    violations,
+)
+from hisparsed.engine.host.ledger import HostLedger
+from hisparsed.engine.host.offload import LentOffloadingManager
+from hisparsed.engine.host.pool import CountingHostPool
+
+
+class LedgerCamera:
+    """``coordinator`` is vLLM's HiSparse coordinator; without it owners are not counted."""
+
+    def __init__(
+        self,
+        ledger: HostLedger,
+        pool: CountingHostPool,
+        offload: LentOffloadingManager,
+        coordinator: Any = None,
+    ) -> None:
+        self._ledger = ledger
+        self._pool = pool
+        self._offload = offload
+        self._coordinator = coordinator
+
+    def counts(self) -> CountFacts:
+        ledger, offload = self._ledger, self._offload
+        counts = ledger.counts()
+        return CountFacts(
+            budget=counts.budget,
+            floor=ledger.floor_blocks,
+            offload_target=counts.offload_target,
+            reserve_target=counts.reserve_target,
+            free=counts.hisparse_idle,
+            referenced=self._pool.referenced_blocks,
+            held=self._pool.held_blocks,
+            lent=counts.lent,
+            draining=counts.draining,
+            drained=offload.drained_blocks,
+            reserve=counts.reserve,
+            idle_cached=self._pool.idle_cached_blocks,
+            chunks_per_block=offload.layout.chunks_per_block,
+            free_slots=offload.free_slots,
+            stored=offload.stored_chunks,
+            evictable=offload.evictable_chunks,
+            settling=offload.settling_slots,
+            write_pending=offload.write_pending_chunks,
+            draining_busy_slots=offload.draining_busy_slots,
+        )
+
+    def of_counts(self) -> LedgerPicture:
+        return LedgerPicture(self.counts())
+
+    def of_blocks(self, first: int, cost: int) -> tuple[LedgerPicture, int]:
+        """A few blocks from ``first`` on, lent ones weighing their slots; and the next to
+        look at. Blocks of HiSparse that are plainly sound are looked at and left out."""
+        facts: list[BlockFacts] = []
+        is_lent, is_reserved = self._offload.holds, self._ledger.is_reserved
+        weight = self._offload.layout.chunks_per_block
+        first = max(1, first)
+        following = first
+        for block in self._pool.blocks[first : first + cost]:
+            following += 1
+            if is_lent(block.block_id) or is_reserved(block.block_id):
+                cost -= weight
+            elif (block.ref_cnt == 0) == (block.next_free_block is not None):
+                cost -= 1
+                continue
+            facts.append(self._block(following - 1, None))
+            if cost <= 0:
+                break
+        done = following >= self._pool.num_gpu_blocks
+        return LedgerPicture(self.counts(), facts), 0 if done else following
+
+    def of_everything(self) -> LedgerPicture:
+        """Every block, with owners where the coordinator is known. Takes milliseconds."""
+        owners = self._owners() if self._coordinator is not None else None
+        blocks = [
+            self._block(block, owners[block] if owners is not None else None)
+            for block in range(1, self._pool.num_gpu_blocks)
+        ]
+        return LedgerPicture(self.counts(), blocks, is_whole=True)
+
+    def _block(self, block_id: int, owners: int | None) -> BlockFacts:
+        block, offload = self._pool.blocks[block_id], self._offload
+        is_lent = offload.holds(block_id)
+        return BlockFacts(
+            block=block_id,
+            ref_count=int(block.ref_cnt),
+            is_free=block.next_free_block is not None,
+            is_hashed=block.block_hash is not None,
+            is_lent=is_lent,
+            is_reserved=self._ledger.is_reserved(block_id),
+            is_draining=offload.is_draining(block_id),
+            free_slots=offload.free_slots_of(block_id),
+            busy_slots=offload.busy_slots_of(block_id) if is_lent else 0,
+            settling_slots=offload.settling_slots_of(block_id) if is_lent else 0,
+            chunks=offload.chunk_refs(block_id) if is_lent else (),
+            is_empty=offload.is_empty(block_id),
+            owners=owners,
+        )
+
+    def _owners(self) -> Counter[int]:
+        """References to host blocks by everybody in vLLM who can hold one."""
+        coordinator = self._coordinator
+        held: Counter[int] = Counter()
+
+        def add(blocks: Iterable[Any]) -> None:
+            held.update(int(block.block_id) for block in blocks)
+
+        manager = coordinator.host_manager
+        for blocks in manager.req_to_blocks.values():
+            add(blocks)
+        for blocks in self._pool.holds.values():
+            add(blocks)
+        for pair in (*manager._pending_cow_copies, *coordinator._retained_copies.values()):
+            add(pair)
+        states = {id(one): one for one in coordinator.request_states.values()}
+        for spill in coordinator.pending_spills.values():
+            add([spill.host_block])
+            states[id(spill.request_state)] = spill.request_state
+        for state in states.values():
+            add(detached_blocks(state.publication))
+        return held
+
+
+_SLICE_COST = 64
+"""Weight of the blocks of one look; about 25 microseconds."""
+_KEPT = 8
+"""Violations that are kept for the report; the count goes on."""
+
+
+class LedgerWatch:
+    """One engine's. ``total`` counts violations, each once while it lasts; never goes back."""
+
+    def __init__(self, ledger: HostLedger, camera: LedgerCamera) -> None:
+        self._ledger = ledger
+        self._camera = camera
+        self._next_block = 0
+        self.found: tuple[Violation, ...] = ()
+        self.total = 0
+
+    def look(self) -> None:
+        """Check the counters and the next few blocks."""
+        picture, self._next_block = self._camera.of_blocks(self._next_block, _SLICE_COST)
+        self._judge(violations(picture))
+
+    def look_at_everything(self) -> list[Violation]:
+        """Check every block and all owners; freezes on a violation, too."""
+        found = violations(self._camera.of_everything())
+        self._judge(found)
+        return found
+
+    def require_sound(self) -> None:
+        """Raises ``ValueError`` naming the violation while the ledger is frozen."""
+        if self.found:
+            more = f" and {self.total - 1} more" if self.total > 1 else ""
+            raise ValueError(
+                f"levers are frozen: the host ledger broke {self.found[0].rule} "
+                f"({self.found[0].sentence}{more}); thaw them when the cause is known"
+            )
+
+    def clear(self) -> None:
+        """End the freeze if everything is sound now. Raises ``ValueError`` when it is not."""
+        found = violations(self._camera.of_everything())
+        if found:
+            self._judge(found)
+            self.require_sound()
+        self.found = ()
+        self._ledger.frozen = False
+
+    def _judge(self, found: list[Violation]) -> None:
+        if not found:
+            return
+        self._ledger.frozen = True
+        known = {one.rule for one in self.found}
+        new = [one for one in found if one.rule not in known]
+        self.total += len(new)
+        self.found = (*self.found, *new)[:_KEPT]

@@ -1,0 +1,151 @@
+"""The host memory of one engine in one object: pool, offload pool, ledger, checks, release.
+
+What has to happen around scheduling passes, reports and commands so that blocks move safely.
+How blocks move is in ``ledger``; what must hold is in ``invariants``. Engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from hisparsed.engine.host.check import LedgerCamera, LedgerWatch
+from hisparsed.engine.host.chunks import ChunkLayout
+from hisparsed.engine.host.ledger import HostLedger
+from hisparsed.engine.host.offload import LentOffloadingManager
+from hisparsed.engine.host.pool import CountingHostPool
+from hisparsed.engine.messages import EngineCommand, HostReport, LedgerViolation
+
+ReleaseHost = Callable[[Sequence[int]], int]
+"""Gives the memory of host blocks back to the operating system; returns the bytes of whole
+pages that are then without memory. Their content is lost. Blocks released before may be named
+again."""
+
+_BUSY_STEP_BLOCKS = 256
+"""Blocks that one step moves while requests run: a few milliseconds of the engine thread."""
+
+
+class HostMemory:
+    """``coordinator`` is vLLM's HiSparse coordinator, ``offload`` its offloading manager."""
+
+    def __init__(
+        self,
+        coordinator: Any,
+        offload: LentOffloadingManager,
+        layout: ChunkLayout,
+        floor_blocks: int,
+    ) -> None:
+        pool = coordinator.get_host_block_pool()
+        pool.__class__ = CountingHostPool
+        pool.start_counting()
+        pool.after_reset = offload.forget_idle
+        offload.bind_layout(layout)
+        self.pool: CountingHostPool = pool
+        self.offload = offload
+        self.ledger = HostLedger(pool, offload, layout, floor_blocks)
+        self.watch = LedgerWatch(self.ledger, LedgerCamera(self.ledger, pool, offload, coordinator))
+        self._given_back = 0
+        self._release_wanted = False
+        self._released: frozenset[int] = frozenset()
+        self._released_bytes = 0
+        self._resets_before_pass: deque[int] = deque()
+        self._resets_at_last_pass = 0
+
+    # --- around a scheduling pass -----------------------------------------------------
+
+    def advance(self, head_need_blocks: int, *, busy: bool) -> None:
+        """Let the ledger take its step; a bounded one while requests run."""
+        if not self.ledger.settled():
+            self.ledger.advance(head_need_blocks, _BUSY_STEP_BLOCKS if busy else None)
+
+    def scheduling(self) -> AbstractContextManager[None]:
+        """Nothing moves inside: what vLLM has looked up stays until it is loaded."""
+        self._resets_at_last_pass = self.offload.resets
+        self._resets_before_pass.append(self.offload.resets)
+        return self.ledger.scheduling()
+
+    def pass_done(self, *, idle_with_waiting: bool, head_need_blocks: int) -> None:
+        """After a pass. If nothing runs for want of blocks, they come back at once."""
+        short = head_need_blocks - self.pool.get_num_free_blocks()
+        if idle_with_waiting and short > 0:
+            self._given_back += self.ledger.give_back(short)
+
+    def reset_is_on_its_way(self) -> bool:
+        """Whether the offload pool was reset since the last pass, so that no step has yet
+        carried the flush of what was in flight. Nothing was stored since."""
+        return self.offload.settling_slots > 0 and self.offload.resets != self._resets_at_last_pass
+
+    def output_taken(self) -> None:
+        """The workers have done the step of the oldest pass, and so its flushes."""
+        if self._resets_before_pass:
+            self.offload.settle(self._resets_before_pass.popleft())
+
+    # --- report and command -----------------------------------------------------------
+
+    def require_possible(self, command: EngineCommand, release_host: ReleaseHost | None) -> None:
+        """Raises ``ValueError`` for what this node cannot do, and while levers are frozen."""
+        if command.release_reserve and release_host is None:
+            raise ValueError(
+                "release_reserve: the host memory of this node is pinned and cannot be given back "
+                "while it serves; restart with a smaller host_budget"
+            )
+        if command.clear_violations:
+            self.watch.clear()
+        self.watch.require_sound()
+
+    def apply(
+        self, command: EngineCommand, release_host: ReleaseHost | None, head_need_blocks: int
+    ) -> None:
+        """Put targets in force and take the first step towards them."""
+        if command.reserve_target_blocks is not None:
+            self.ledger.set_reserve_target(command.reserve_target_blocks)
+        if command.offload_target_blocks is not None:
+            self.ledger.set_offload_target(command.offload_target_blocks)
+        if command.release_reserve is not None:
+            self._release_wanted = command.release_reserve
+        self.advance(head_need_blocks, busy=False)
+        self.release(release_host)
+
+    def release(self, release_host: ReleaseHost | None) -> None:
+        """Give back the memory of blocks that are new in reserve, where that is wanted."""
+        reserve = frozenset(self.ledger.reserve_blocks)
+        if not self._release_wanted or release_host is None:
+            reserve = frozenset()
+        if reserve == self._released:
+            return
+        # Neighbours share pages, so the whole reserve is named, not only what is new.
+        self._released_bytes = release_host(sorted(reserve)) if reserve and release_host else 0
+        self._released = reserve
+
+    def report(self, head_need_blocks: int, release_host: ReleaseHost | None) -> HostReport:
+        """The pools' part of a report; also checks a little, and moves what an idle engine,
+        which takes no steps, has still to move."""
+        self.watch.look()
+        self.release(release_host)
+        host = self.ledger.counts()
+        return HostReport(
+            hisparse_capacity_blocks=host.hisparse_capacity,
+            hisparse_in_use_blocks=host.hisparse_in_use,
+            hisparse_idle_blocks=host.hisparse_idle,
+            hisparse_cached_blocks=self.pool.idle_cached_blocks,
+            offload_target_blocks=host.offload_target,
+            lent_blocks=host.lent,
+            pending_blocks=host.pending,
+            draining_blocks=host.draining,
+            offload_stored_chunks=self.offload.stored_chunks,
+            offload_in_flight_chunks=self.offload.in_flight_chunks,
+            head_need_blocks=head_need_blocks,
+            reserve_target_blocks=host.reserve_target,
+            reserve_blocks=host.reserve,
+            release="pinned" if release_host is None else "possible",
+            released_bytes=self._released_bytes,
+            given_back_blocks=self._given_back,
+            release_wanted=self._release_wanted,
+        )
+
+    def violations_report(self) -> list[LedgerViolation]:
+        return [
+            LedgerViolation(rule=one.rule.value, sentence=one.sentence) for one in self.watch.found
+        ]

@@ -1,0 +1,159 @@
+"""The processes of one engine and their shared memory: how they end, and that they do.
+
+Identifies them by process id and start time, so that no other process is taken for one of them. A
+file that anybody still holds is never removed: the kernel gives a write lease only on a file that
+nobody else holds, in any container and of any user. Not for stopping an engine that still answers;
+vLLM does that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+
+
+def is_held(path: Path) -> bool | None:
+    """``None`` where the kernel does not say. Raises ``FileNotFoundError``."""
+    try:
+        with _opened(path) as number, _only_holder(number) as alone:
+            return None if alone is None else not alone
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return None
+
+
+def remove_unheld(path: Path) -> bool:
+    """Remove a file that nobody holds; says whether it is gone."""
+    try:
+        with _opened(path) as number, _only_holder(number) as alone:
+            if alone:
+                path.unlink()
+            return bool(alone)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+@contextmanager
+def _only_holder(number: int) -> Iterator[bool | None]:
+    """Inside, nobody else gets at the file, if true. ``None``: the kernel gives no leases here."""
+    try:
+        # Whoever opens the file meanwhile makes the kernel send a signal. SIGIO, which is usual,
+        # would end this process; this one is ignored by default.
+        fcntl.fcntl(number, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except BlockingIOError:
+        yield False
+        return
+    except OSError:
+        yield None
+        return
+    yield True
+    fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+_SHM = "/dev/shm/"  # noqa: S108 (where the kernel keeps shared memory)
+
+
+@dataclass(frozen=True)
+class EngineProcesses:
+    """``roots`` are children of the daemon; ``others`` were started by them."""
+
+    roots: tuple[BaseProcess, ...]
+    others: tuple[psutil.Process, ...]
+    shared: frozenset[str]
+    """Files in /dev/shm that they had mapped."""
+
+    def exits(self, *, killed: bool = False) -> list[str]:
+        """How each root ended, in words; meaningful once it has. ``killed``: by us."""
+        return [
+            f"{one.name} (pid {one.pid}) {exit_text(one.exitcode, killed=killed)}"
+            for one in self.roots
+        ]
+
+    def kill(self) -> None:
+        """SIGKILL to all that still run."""
+        for root in self.roots:
+            if root.is_alive():
+                root.kill()
+        for other in self.others:
+            # psutil looks at the start time first: the id may be somebody else's by now.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                other.kill()
+
+    def wait(self, within_s: float) -> bool:
+        """Whether all have ended within so many seconds; blocks."""
+        for root in self.roots:
+            root.join(within_s)
+        _, alive = psutil.wait_procs(self.others, timeout=within_s)
+        return not alive and not any(root.is_alive() for root in self.roots)
+
+    def free(self) -> list[str]:
+        """Remove shared memory that ended processes left and nobody holds; the names removed."""
+        left = [Path(name) for name in sorted(self.shared) if Path(name).exists()]
+        return [str(path) for path in left if remove_unheld(path)]
+
+
+def processes_since(before: frozenset[int]) -> EngineProcesses:
+    """The engine's processes: children that multiprocessing began since ``before`` was noted."""
+    roots = tuple(one for one in multiprocessing.active_children() if one.pid not in before)
+    others: list[psutil.Process] = []
+    for root in roots:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            others += psutil.Process(root.pid).children(recursive=True)
+    pids = [root.pid for root in roots if root.pid is not None] + [one.pid for one in others]
+    return EngineProcesses(roots, tuple(others), frozenset().union(*map(_shared_memory, pids)))
+
+
+def children_now() -> frozenset[int]:
+    """Process ids of multiprocessing's children."""
+    return frozenset(one.pid for one in multiprocessing.active_children() if one.pid is not None)
+
+
+def exit_text(code: int | None, *, killed: bool = False) -> str:
+    """How a process ended, by multiprocessing's exit code. ``killed``: by us."""
+    if code is None:
+        return "still runs"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    if -code == signal.SIGTERM:
+        return "ended when it was told to"
+    if -code != signal.SIGKILL:
+        return f"was killed by {name}"
+    if killed:
+        return "was killed by the daemon"
+    return f"was killed by {name}; the kernel does that when memory runs out (dmesg)"
+
+
+def _shared_memory(pid: int) -> frozenset[str]:
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text("utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    names = (line.split(maxsplit=5)[-1] for line in maps.splitlines())
+    return frozenset(name for name in names if name.startswith(_SHM))

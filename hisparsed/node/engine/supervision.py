@@ -1,0 +1,317 @@
+"""The engine's life as a state machine: events in, actions out, time passed in.
+
+Decides when an engine is started, drained, stopped, restarted or given up, and with which values.
+Pure: it starts nothing, waits for nothing and reads no clock; ``supervisor`` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from hisparsed.config.sections import SupervisionConfig
+from hisparsed.control.status.document import EngineState
+
+
+class Values(StrEnum):
+    """Which settings an engine is started with."""
+
+    WANTED = "wanted"
+    """What the documents say now."""
+    GOOD = "good"
+    """What an engine last served with."""
+
+
+class Outcome(StrEnum):
+    """How the daemon ends."""
+
+    STOPPED = "stopped"
+    NEVER_SERVED = "never-served"
+    GIVEN_UP = "given-up"
+
+
+# --- events ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine that was started serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """Nothing of the engine is left. ``refused``: these values can never start."""
+
+    why: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The engine ended, hangs or stands still; what is left of it is still there."""
+
+    why: str
+    hangs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The engine and all it held are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """No call is open, or the time for it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The time of the next try has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAsked:
+    """``changes``: the documents say something else than what the engine runs with."""
+
+    drain_s: float
+    changes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """A second one ends the draining."""
+
+    drain_s: float
+
+
+Event = Ready | StartFailed | Died | Cleared | Drained | Due | RestartAsked | StopAsked
+
+
+# --- actions --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start an engine; ends in ``Ready`` or ``StartFailed``."""
+
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class AbortStart:
+    """End the start that goes on; ends in ``StartFailed``, or ``Ready`` where it was too late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Let no call start and wait for those that are open; ends in ``Drained``."""
+
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CutDrain:
+    """Wait no longer for open calls; ends in ``Drained``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeDown:
+    """Cut open calls, stop the engine, free what it held; ends in ``Cleared``.
+
+    ``why`` is set where nobody asked for it; then what is known is written down. ``kill``: it
+    hangs, so it is not asked to stop.
+    """
+
+    why: str | None = None
+    kill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Put the wanted values aside, with why they do not start."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The daemon ends. The last action."""
+
+    outcome: Outcome
+
+
+Action = Launch | AbortStart | Drain | CutDrain | TakeDown | Quarantine | End
+
+
+# --- the machine ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """``begin`` makes the first one; times are those of the ``now_s`` that ``step`` was given."""
+
+    phase: EngineState
+    since_s: float
+    values: Values
+    """Of the engine that runs or is started next."""
+    served: bool = False
+    """Whether any engine of this daemon ever did."""
+    ends_s: tuple[float, ...] = ()
+    """When engines ended or failed to start unasked, within the window; newest last."""
+    tries: int = 0
+    """Failed starts with the wanted values since somebody asked for them."""
+    died_total: int = 0
+    planned_total: int = 0
+    """Restarts that somebody asked for and that were begun."""
+    next_try_s: float | None = None
+    planned: bool = False
+    """The engine that is started next was asked for."""
+    stopping: bool = False
+
+
+Step = tuple[Supervision, tuple[Action, ...]]
+
+
+def begin(values: Values, now_s: float) -> Step:
+    return Supervision(EngineState.STARTING, now_s, values), (Launch(values),)
+
+
+def wait_s(ends: int, limits: SupervisionConfig) -> float:
+    """How long to wait for the next try after so many ends in the window, 1 or more."""
+    # Doubled often enough, a float overflows where the cap would have held long before.
+    return min(limits.first_wait * 2.0 ** min(ends - 1, 60), limits.longest_wait)
+
+
+def step(state: Supervision, event: Event, now_s: float, limits: SupervisionConfig) -> Step:
+    """What comes of ``event``. An event that has no meaning in a phase changes nothing."""
+    match event, state.phase:
+        case Ready(), EngineState.STARTING:
+            return _serving(state, now_s)
+        case Ready(), EngineState.STOPPED:
+            return state, (TakeDown(),)
+        case StartFailed(), EngineState.STARTING:
+            return _start_failed(state, event, now_s, limits)
+        case StartFailed(), EngineState.STOPPED:
+            return state, (End(Outcome.STOPPED),)
+        case Died(), EngineState.SERVING | EngineState.DRAINING:
+            return _died(state, event, now_s, limits)
+        case RestartAsked(), EngineState.SERVING:
+            return _plan(state, event, now_s)
+        case RestartAsked(), EngineState.RESTARTING if state.next_try_s is not None:
+            return _launch(_planned(state, event), now_s)
+        case Drained(), EngineState.DRAINING:
+            phase = EngineState.STOPPED if state.stopping else EngineState.RESTARTING
+            return _to(state, phase, now_s), (TakeDown(),)
+        case Due(), EngineState.RESTARTING if state.next_try_s is not None:
+            return _launch(state, now_s)
+        case Cleared(), _:
+            return _cleared(state, now_s, limits)
+        case StopAsked(), _:
+            return _stop(state, event, now_s)
+    return state, ()
+
+
+def exhausted(state: Supervision, limits: SupervisionConfig) -> bool:
+    """Whether there were more ends within the window than restarts are allowed."""
+    return len(state.ends_s) > limits.most_restarts
+
+
+def _to(state: Supervision, phase: EngineState, now_s: float) -> Supervision:
+    return replace(state, phase=phase, since_s=now_s, next_try_s=None)
+
+
+def _launch(state: Supervision, now_s: float) -> Step:
+    return _to(state, EngineState.STARTING, now_s), (Launch(state.values),)
+
+
+def _serving(state: Supervision, now_s: float) -> Step:
+    # Whatever it was started with is the good one from here on.
+    state = replace(state, values=Values.GOOD, served=True, tries=0, planned=False)
+    return _to(state, EngineState.SERVING, now_s), ()
+
+
+def _counted(state: Supervision, now_s: float, limits: SupervisionConfig) -> Supervision:
+    recent = tuple(at_s for at_s in state.ends_s if now_s - at_s < limits.window)
+    return replace(state, ends_s=(*recent, now_s))
+
+
+def _start_failed(
+    state: Supervision, event: StartFailed, now_s: float, limits: SupervisionConfig
+) -> Step:
+    if not state.served:
+        return _to(state, EngineState.FAILED, now_s), (End(Outcome.NEVER_SERVED),)
+    if state.values is Values.WANTED:
+        state = replace(state, tries=state.tries + 1)
+        if event.refused or state.tries >= limits.start_tries:
+            state = replace(state, values=Values.GOOD, tries=0, planned=False)
+            return _to(state, EngineState.STARTING, now_s), (
+                Quarantine(event.why),
+                Launch(Values.GOOD),
+            )
+        return _wait(state, now_s, wait_s(state.tries, limits)), ()
+    state = _counted(state, now_s, limits)
+    if exhausted(state, limits):
+        return _to(state, EngineState.FAILED, now_s), (End(Outcome.GIVEN_UP),)
+    return _wait(state, now_s, wait_s(len(state.ends_s), limits)), ()
+
+
+def _wait(state: Supervision, now_s: float, for_s: float) -> Supervision:
+    return replace(_to(state, EngineState.RESTARTING, now_s), next_try_s=now_s + for_s)
+
+
+def _died(state: Supervision, event: Died, now_s: float, limits: SupervisionConfig) -> Step:
+    state = _counted(replace(state, died_total=state.died_total + 1), now_s, limits)
+    phase = EngineState.RESTARTING
+    # One that was to be restarted anyway is not given up for having died on the way.
+    if state.stopping or (exhausted(state, limits) and not state.planned):
+        phase = EngineState.FAILED
+    return _to(state, phase, now_s), (TakeDown(event.why, event.hangs),)
+
+
+def _planned(state: Supervision, event: RestartAsked) -> Supervision:
+    return replace(
+        state,
+        values=Values.WANTED if event.changes else Values.GOOD,
+        tries=0,
+        planned=True,
+        planned_total=state.planned_total + 1,
+    )
+
+
+def _plan(state: Supervision, event: RestartAsked, now_s: float) -> Step:
+    return _to(_planned(state, event), EngineState.DRAINING, now_s), (Drain(event.drain_s),)
+
+
+def _cleared(state: Supervision, now_s: float, limits: SupervisionConfig) -> Step:
+    match state.phase:
+        case EngineState.FAILED:
+            return state, (End(Outcome.GIVEN_UP),)
+        case EngineState.STOPPED:
+            return state, (End(Outcome.STOPPED),)
+        case EngineState.RESTARTING if state.next_try_s is None:
+            if state.planned:
+                return _launch(state, now_s)
+            return _wait(state, now_s, wait_s(len(state.ends_s), limits)), ()
+    return state, ()
+
+
+def _stop(state: Supervision, event: StopAsked, now_s: float) -> Step:
+    match state.phase:
+        case EngineState.STARTING:
+            return _to(replace(state, stopping=True), EngineState.STOPPED, now_s), (AbortStart(),)
+        case EngineState.SERVING:
+            state = replace(state, stopping=True, planned=False)
+            return _to(state, EngineState.DRAINING, now_s), (Drain(event.drain_s),)
+        case EngineState.DRAINING if state.stopping:
+            return state, (CutDrain(),)
+        case EngineState.DRAINING:
+            # The drain that goes on is of the restart; the stop has a limit of its own.
+            state = replace(state, stopping=True, planned=False)
+            return state, (Drain(event.drain_s),)
+        case EngineState.RESTARTING if state.next_try_s is not None:
+            return _to(replace(state, stopping=True), EngineState.STOPPED, now_s), (
+                End(Outcome.STOPPED),
+            )
+        case EngineState.RESTARTING:
+            return _to(replace(state, stopping=True), EngineState.STOPPED, now_s), ()
+    return state, ()

@@ -1,0 +1,123 @@
+"""What an engine is started with: the part of the node document that is the engine's.
+
+Two sets of values can be compared, kept in a file and put back into a document. What the daemon
+keeps while engines come and go (addresses, state folder, journal) is not in them. Also how long
+starting and stopping may take, by the host memory that is pinned: the service manager is asked for
+as much time, and vLLM's workers get the same before they are killed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Final
+
+from hisparsed.config.machine import NodeKind
+from hisparsed.config.node import NodeConfig
+from hisparsed.control.file_watch import differences
+from hisparsed.policy.keys import PendingRestart
+
+_GIB = 2**30
+_START_S = 3600.0
+"""Weights may come over a network."""
+_PIN_S_PER_GIB = 1.2
+"""A pin of about 700 GB was seen to take twelve minutes (NVIDIA/TensorRT-LLM issue 17429)."""
+_STOP_S = 20.0
+_UNPIN_S_PER_GIB = 0.5
+"""Well above what unpinning takes; being killed in the middle of it saves no time."""
+
+
+def start_limit_s(host_budget_bytes: int) -> float:
+    """Seconds after which a start is taken for hung."""
+    return _START_S + _PIN_S_PER_GIB * host_budget_bytes / _GIB
+
+
+def engine_stop_s(host_budget_bytes: int) -> float:
+    """Seconds that the engine gets to stop before it is killed."""
+    return _STOP_S + _UNPIN_S_PER_GIB * host_budget_bytes / _GIB
+
+
+DAEMON_KEYS: Final = frozenset(
+    {
+        "node",
+        "api",
+        "metrics",
+        "control_socket",
+        "state_dir",
+        "policy",
+        "drain_timeout",
+        "supervision",
+        "journal",
+        "log",
+    }
+)
+"""Keys of the document that a restart of the engine leaves as they are."""
+
+
+@dataclass(frozen=True)
+class EngineValues:
+    """``config`` is the whole document; only what is not in ``DAEMON_KEYS`` counts."""
+
+    config: NodeConfig
+    max_multiplier: float
+    """The largest hot buffer that the policy may ask for, in top-k."""
+    multiplier_key: str = field(default="hot.max", compare=False)
+    """The policy's key that says it, for people."""
+
+    def digest(self) -> str:
+        """Equal for values that start the same engine; keys of later versions change nothing."""
+        values = self.config.model_dump(
+            mode="json", exclude=set(DAEMON_KEYS), exclude_defaults=True
+        )
+        text = json.dumps([values, self.max_multiplier], sort_keys=True)
+        return sha256(text.encode()).hexdigest()
+
+    def document(self) -> dict[str, Any]:
+        """For a file; ``restored`` reads it."""
+        # Only what was written: some keys are refused where they have no meaning.
+        values = self.config.model_dump(mode="json", exclude=set(DAEMON_KEYS), exclude_unset=True)
+        return {"config": values, "max_multiplier": self.max_multiplier}
+
+    def changes_from(self, running: EngineValues) -> tuple[PendingRestart, ...]:
+        """Keys whose values differ from those of ``running``."""
+        changes = [
+            one
+            for one in differences(running.config, self.config)
+            if one.key.partition(".")[0] not in DAEMON_KEYS
+        ]
+        if self.max_multiplier != running.max_multiplier:
+            was, new = f"{running.max_multiplier:g}", f"{self.max_multiplier:g}"
+            changes.append(PendingRestart(self.multiplier_key, was, new))
+        return tuple(changes)
+
+    def left_for_daemon(self, running: EngineValues) -> tuple[PendingRestart, ...]:
+        """Keys of the daemon's that differ; only a restart of the daemon takes them up."""
+        return tuple(
+            one
+            for one in differences(running.config, self.config)
+            if one.key.partition(".")[0] in DAEMON_KEYS
+        )
+
+    def within(self, daemon: NodeConfig) -> EngineValues:
+        """These values, with what is the daemon's from ``daemon``."""
+        kept = {key: getattr(daemon, key) for key in DAEMON_KEYS}
+        config = self.config.model_copy(update=kept)
+        return EngineValues(config, self.max_multiplier, self.multiplier_key)
+
+
+def multiplier_key(config: NodeConfig, kind: NodeKind) -> str:
+    """vLLM's own kernels know one size, from start to end; others change it live."""
+    return "hot.start" if kind == "cuda" and config.cuda.kernels == "vllm" else "hot.max"
+
+
+def restored(document: dict[str, Any], daemon: NodeConfig) -> EngineValues:
+    """What ``document`` kept, with what is the daemon's from ``daemon``.
+
+    Raises ``ValueError`` (pydantic's included) when it is not of this version.
+    """
+    config, max_multiplier = document.get("config"), document.get("max_multiplier")
+    if not isinstance(config, dict) or not isinstance(max_multiplier, int | float):
+        raise ValueError("config or max_multiplier is missing")
+    node = {"node": daemon.node} | config
+    return EngineValues(NodeConfig.model_validate(node), float(max_multiplier)).within(daemon)

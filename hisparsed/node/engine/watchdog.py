@@ -1,0 +1,107 @@
+"""Watches a running engine: how long it has not reported, and whether its calls stall.
+
+An engine that does not report is in one long step or hangs; time alone tells these apart. Only time
+in which the daemon was awake counts, so that an engine on a machine that slept is not taken for one
+that hangs. Whether calls stall is the policy's judgement of a new report; then an event is recorded
+and, where the policy says so, the engine restarts, a limited number of times an hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from hisparsed.control.events import Announcer
+from hisparsed.control.journal.records import EventKind
+from hisparsed.control.status.current import TickOutcome
+from hisparsed.node.engine.records import RestartFile
+
+MOST_A_LOOK_S = 2.0
+"""What one look adds at most; many times longer than looks are apart."""
+
+
+class Silence:
+    """``now_s`` and ``reported_at_s`` are monotonic seconds. Call ``since_report_s`` often."""
+
+    def __init__(self, now_s: float) -> None:
+        self._looked_s = now_s
+        self._reported_at_s = now_s
+        self._silent_s = 0.0
+
+    def since_report_s(self, now_s: float, reported_at_s: float) -> float:
+        """Seconds without a report in which somebody listened."""
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        if reported_at_s != self._reported_at_s:
+            self._reported_at_s, self._silent_s = reported_at_s, 0.0
+            passed_s = min(passed_s, now_s - reported_at_s)
+        self._silent_s += min(passed_s, MOST_A_LOOK_S)
+        return self._silent_s
+
+
+_WITHIN_S = 3600.0
+
+
+class Standstill:
+    """Call ``watch`` after each tick; ``restart`` gets what stands still, where that is wanted."""
+
+    def __init__(
+        self,
+        announcer: Announcer,
+        restarts: RestartFile,
+        *,
+        wall_clock: Callable[[], float],
+        restart: Callable[[str], None],
+    ) -> None:
+        self._announcer = announcer
+        self._restarts = restarts
+        self._wall_clock = wall_clock
+        self._restart = restart
+        self._seen_report_s: float | None = None
+        self._told = False
+
+    def watch(self, outcome: TickOutcome) -> None:
+        """Act on the first tick of a standstill, and on the first after it."""
+        if outcome.reported_at_s == self._seen_report_s:
+            return
+        self._seen_report_s = outcome.reported_at_s
+        if outcome.stalled is None:
+            if self._told:
+                self._told = False
+                self._announcer.event(EventKind.STALL_ENDED, "Calls make progress again.")
+            return
+        if self._told:
+            return
+        self._told = True
+        health = outcome.policy.health
+        restart, what = False, "The node answers not ready until they move."
+        if health.on_stall == "restart":
+            restart, what = self._may_restart(health.most_restarts)
+        self._announcer.event(
+            EventKind.STALLED, f"{outcome.stalled[0].upper()}{outcome.stalled[1:]}. {what}"
+        )
+        if restart:
+            self._restart(outcome.stalled)
+
+    def _may_restart(self, most: int) -> tuple[bool, str]:
+        now_s = self._wall_clock()
+        # One that seems to come was made before somebody set the clock back: it counts as of now.
+        found = self._restarts.since(now_s - _WITHIN_S)
+        before = [min(one, now_s) for one in found]
+        if before != found:
+            with contextlib.suppress(OSError):  # what is counted stays in the file
+                self._restarts.save(before)
+        if len(before) >= most:
+            return False, (
+                f"The engine was restarted for that {len(before)} times within an hour, which is "
+                "all that health.most_restarts allows, so it stays up and the node answers not "
+                "ready."
+            )
+        try:
+            self._restarts.save([*before, now_s])
+        except OSError as error:
+            # Without a count there is no cap, and a node that restarts for ever serves nobody.
+            return False, (
+                f"{self._restarts.path} cannot be written ({error.strerror or error}), so the "
+                "engine stays up and the node answers not ready."
+            )
+        return True, "The engine is restarted."

@@ -1,0 +1,258 @@
+"""Admission of calls to the OpenAI API: drain, limits on bodies and sessions, open requests.
+
+An ASGI middleware. It reads every body whole, within bounds, before anything else sees it, and
+identifies the session of a generating call by a header or else by the beginning of the prompt. It
+changes nothing. It counts open requests, so that a drain knows when it is done, serves the common
+metrics page, and makes vLLM's health page report what the node knows of itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from hisparsed.engine.context_limit import ContextLimit
+from hisparsed.node.openai.errors import Message, Refusal, Send, answer, form_of, refuse
+from hisparsed.node.openai.request_body import (
+    MAX_ANSWERS,
+    answers_asked,
+    half_character,
+    least_tokens,
+    prompt_marks,
+)
+from hisparsed.node.openai.session_limit import Entry, SessionDoor
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+SESSION_HEADERS = (b"x-hisparsed-session", b"x-session-id", b"x-claude-code-session-id")
+"""The first that a call has names its session; the last two are those that routers hash."""
+MAX_BODY_BYTES = 64 * 2**20
+"""Larger bodies are refused: a million tokens of text are a tenth of it."""
+_GENERATING = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/systemone",
+    "/inference/v1/generate",
+    "/generative_scoring",
+    # Where SageMaker sends any of the calls above.
+    "/invocations",
+)
+_HEALTH = ("/health", "/ping")
+_ASK_AGAIN_S = 5.0
+STOPPING = Refusal(503, "node_draining", "this node is stopping; retry elsewhere", 5.0)
+
+
+@dataclass
+class GateCounters:
+    """Cumulative, for the metrics page."""
+
+    refused_draining: int = 0
+    refused_session: int = 0
+    refused_size: int = 0
+    refused_answers: int = 0
+    refused_engine: int = 0
+    """There was no engine, or it was about to be restarted."""
+
+
+class Gate:
+    """Wraps the OpenAI application; ``door`` says which calls may start."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        door: SessionDoor,
+        metrics_page: Callable[[], bytes],
+        context: ContextLimit | None = None,
+        unready: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """``unready`` gives the reason while the node should get no calls."""
+        self._app = app
+        self._unready = unready
+        self._context = context if context is not None else ContextLimit()
+        self._metrics_page = metrics_page
+        self.door = door
+        self.counters = GateCounters()
+        self.open_requests = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._closed: Callable[[], Refusal] | None = None
+
+    def drain(self) -> None:
+        """The node stops: calls are refused from now on, as with ``close``."""
+        self.close(lambda: STOPPING)
+
+    def close(self, refusal: Callable[[], Refusal]) -> None:
+        """From now on calls are refused; those that are open go on, those held back do not."""
+        self._closed = refusal
+        self.door.close()
+
+    def open(self) -> None:
+        """Calls are taken again."""
+        self._closed = None
+
+    async def all_ended(self, within_s: float) -> bool:
+        """Whether no call is open, at once or within so many seconds."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), within_s)
+        except TimeoutError:
+            return not self.open_requests
+        return True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        if path == "/metrics":
+            await answer(send, 200, self._metrics_page(), b"text/plain; version=0.0.4")
+            return
+        if path in _HEALTH and (unhealthy := self._unhealthy()) is not None:
+            await refuse(send, unhealthy)
+            return
+        generates = path.startswith(_GENERATING) and scope["method"] == "POST"
+        if generates and self._closed is not None:
+            await self._refuse_all(send, path)
+            return
+        body = await self._body(scope, receive, send)
+        if body is None:
+            return
+        if not generates:
+            await self._app(scope, _replay(body, receive), send)
+            return
+        if self._closed is not None:
+            await self._refuse_all(send, path)
+            return
+        # From here on it is a call: a client that never sends all of it holds up no drain.
+        self.open_requests += 1
+        self._idle.clear()
+        try:
+            await self._call(scope, body, receive, send)
+        finally:
+            self.open_requests -= 1
+            if not self.open_requests:
+                self._idle.set()
+
+    def _unhealthy(self) -> Refusal | None:
+        if self._closed is not None:
+            return self._closed()
+        reason = self._unready()
+        return Refusal(503, "node_not_ready", reason, _ASK_AGAIN_S) if reason else None
+
+    async def _body(self, scope: Scope, receive: Receive, send: Send) -> bytes | None:
+        """All of it, or ``None`` when the client went away or was refused.
+
+        For every path, since vLLM's application takes bodies of any size.
+        """
+        parts: list[bytes] = []
+        size = 0
+        if _announced_bytes(scope) > MAX_BODY_BYTES:
+            await self._refuse_size(send, scope["path"])
+            return None
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            part: bytes = message.get("body", b"")
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                await self._refuse_size(send, scope["path"])
+                return None
+            parts.append(part)
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def _refuse_size(self, send: Send, path: str) -> None:
+        self.counters.refused_size += 1
+        text = f"the body is larger than {MAX_BODY_BYTES >> 20} MiB; send a shorter prompt"
+        await refuse(send, Refusal(413, "request_too_large", text), form_of(path))
+
+    def _too_long(self, body: bytes) -> str | None:
+        limit = self._context
+        # A token is a character at least, or a number and a comma: most bodies need no look.
+        if limit.max_tokens is None or len(body) < limit.max_tokens:
+            return None
+        return limit.refuses(least_tokens(body, chars_per_token=limit.chars_per_token))
+
+    def _fault(self, body: bytes) -> str | None:
+        """Why a call is refused for what it says, in words."""
+        fault = self._too_long(body) or half_character(body)
+        if fault is not None:
+            return fault
+        answers = answers_asked(body)
+        if answers <= MAX_ANSWERS:
+            return None
+        self.counters.refused_answers += 1
+        return (
+            f"the call asks for {answers} answers (prompts times n), and {MAX_ANSWERS} are the "
+            "most; send several"
+        )
+
+    async def _call(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        fault = self._fault(body)
+        if fault is not None:
+            await refuse(send, Refusal(400, "BadRequestError", fault), form_of(path))
+            return
+        headers = dict(scope["headers"])
+        header = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
+        marks = (b"header:" + header,) if header else prompt_marks(body)
+        call_id, entry = self.door.enter(marks)
+        hang_up = asyncio.ensure_future(receive())
+        try:
+            waiting: set[asyncio.Future[Any]] = {entry, hang_up}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not entry.done():
+                return
+            if entry.result() is Entry.ADMITTED:
+                await self._app(scope, _replay(body, receive, hang_up), send)
+            elif entry.result() is Entry.CLOSED:
+                await self._refuse_all(send, path)
+            else:
+                await self._refuse_session(send, path)
+        finally:
+            hang_up.cancel()
+            self.door.leave(call_id, marks)
+
+    async def _refuse_all(self, send: Send, path: str) -> None:
+        closed = self._closed() if self._closed is not None else STOPPING
+        if closed.kind == STOPPING.kind:
+            self.counters.refused_draining += 1
+        else:
+            self.counters.refused_engine += 1
+        await refuse(send, closed, form_of(path))
+
+    async def _refuse_session(self, send: Send, path: str) -> None:
+        self.counters.refused_session += 1
+        text = "no new sessions while earlier calls wait; retry after the time given"
+        retry_after_s = self.door.limit.retry_after_s
+        refusal = Refusal(429, "node_oversubscribed", text, retry_after_s)
+        await refuse(send, refusal, form_of(path))
+
+
+def _announced_bytes(scope: Scope) -> int:
+    """What the headers say of the body; 0 where they do not, as in chunks."""
+    length = dict(scope["headers"]).get(b"content-length", b"")
+    return int(length) if length.isdigit() else 0
+
+
+def _replay(
+    body: bytes, receive: Receive, hang_up: asyncio.Future[Message] | None = None
+) -> Receive:
+    """The body once, then what comes after it: first of all what ``hang_up`` waits for."""
+    calls = 0
+
+    async def replay() -> Message:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await (hang_up if calls == 2 and hang_up is not None else receive())
+
+    return replay

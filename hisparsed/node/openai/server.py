@@ -1,0 +1,217 @@
+"""The HTTP servers of the OpenAI API and of the metrics page: uvicorn with limits on clients.
+
+Only listed paths of vLLM's application are served: it has more for developers, which stop the
+engine, run code in its workers, or abort the calls of others. The metrics page has the engine's
+metrics, the daemon's, and what admission and the listener refused. Ports are bound in
+``resources``.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from hisparsed.config.sections import ApiLimits
+from hisparsed.control.api.http_server import Connections, HttpLimits, QuietServer, bounded
+from hisparsed.engine.context_limit import ContextLimit
+from hisparsed.logs.privacy import begin_call
+from hisparsed.node.openai.admission import App, Gate, Receive, Scope
+from hisparsed.node.openai.auth import KeyGuard
+from hisparsed.node.openai.errors import Refusal, Send, is_below, refuse
+
+SERVED: Final = (
+    # About the node.
+    "/health",
+    "/load",
+    "/metrics",
+    "/ping",
+    "/version",
+    # About the API, for people.
+    "/docs",
+    "/openapi.json",
+    "/redoc",
+    # Calls, with what is below them: batches, a stored answer, counting tokens.
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/models",
+    "/v1/responses",
+    "/v1/systemone",
+    "/detokenize",
+    "/tokenize",
+    "/generative_scoring",
+    "/inference/v1/generate",
+    "/invocations",
+    # Of models that embed or judge.
+    "/classify",
+    "/pooling",
+    "/rerank",
+    "/score",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    "/v2/embed",
+    "/v2/rerank",
+)
+
+
+def is_served(path: str) -> bool:
+    """Whether ``path`` is in the list or below what is."""
+    return any(is_below(path, known) for known in SERVED)
+
+
+class ServedPaths:
+    """``app`` behind the list; other paths are 404."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_served(scope["path"]):
+            await refuse(send, Refusal(404, "not_found", "this node serves no such path"))
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await self._app(scope, receive, send)
+
+
+log = logging.getLogger("hisparsed.daemon")
+
+METRICS = HttpLimits(connections=64, body_s=5.0)
+"""Of the listener that Prometheus reads, where it is not the API's."""
+
+_GRACEFUL_S = 2
+_OTHER_FILES = 1_024
+"""Left for the journal, the engine's sockets, libraries and everything else that opens files."""
+
+
+def guarded(gate: App, *, api_keys: Sequence[str]) -> App:
+    """What a client meets, from outside: the key, the list of paths, the gate."""
+    inside = KeyGuard(ServedPaths(gate), api_keys=api_keys)
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        begin_call()  # each request is a task of its own
+        await inside(scope, receive, send)
+
+    return application
+
+
+def connections_of(limits: ApiLimits) -> Connections:
+    """As configured, or as many as this process may open files for.
+
+    Raises the soft limit on open files where the hard one allows it.
+    """
+    wanted = limits.connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    granted = min(limits.connections, max(soft - _OTHER_FILES, soft // 2))
+    if granted < limits.connections:
+        log.warning(
+            "api.limits.connections: %d, but this process may open %d files; taking %d "
+            "connections. Raise LimitNOFILE of the service.",
+            limits.connections,
+            soft,
+            granted,
+        )
+    return Connections(
+        HttpLimits(
+            connections=granted,
+            header_s=limits.header_timeout,
+            body_s=limits.body_timeout,
+            idle_s=limits.idle_timeout,
+            write_s=limits.read_timeout,
+        )
+    )
+
+
+def edge_server(app: Any, connections: Connections) -> QuietServer:
+    """A server of ``app`` that keeps to the limits of ``connections``, one listener's."""
+    return QuietServer(app, bounded(connections, _error_body), graceful_s=_GRACEFUL_S)
+
+
+def _error_body(status: int, code: str, message: str) -> bytes:
+    return Refusal(status, code, message).error()
+
+
+class GateCollector(Collector):
+    """Open, held and refused requests, read where they are counted when asked."""
+
+    def __init__(self, gate: Gate, context: ContextLimit) -> None:
+        self._gate = gate
+        self._context = context
+
+    def collect(self) -> Iterator[Any]:
+        yield GaugeMetricFamily(
+            "hisparsed_open_requests", "Requests being answered now.", self._gate.open_requests
+        )
+        refused = CounterMetricFamily(
+            "hisparsed_refused_requests",
+            "Requests refused before the engine saw them.",
+            labels=("reason",),
+        )
+        refused.add_metric(("draining",), self._gate.counters.refused_draining)
+        refused.add_metric(("engine",), self._gate.counters.refused_engine)
+        refused.add_metric(("session-limit",), self._gate.counters.refused_session)
+        refused.add_metric(("body-size",), self._gate.counters.refused_size)
+        refused.add_metric(("answers",), self._gate.counters.refused_answers)
+        refused.add_metric(("max-context",), self._context.refused)
+        yield refused
+        yield GaugeMetricFamily(
+            "hisparsed_held_requests",
+            "Requests that a limit of the policy keeps out of the engine now.",
+            self._gate.door.held + self._context.waiting,
+        )
+        yield CounterMetricFamily(
+            "hisparsed_requests_held",
+            "Requests of new sessions that the gate ever held back.",
+            self._gate.door.held_total,
+        )
+
+
+class ConnectionCollector(Collector):
+    """Connections of the API's listener, and which of them were refused or cut."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def collect(self) -> Iterator[Any]:
+        yield GaugeMetricFamily(
+            "hisparsed_open_connections",
+            "Connections of clients of the API now, idle ones too.",
+            self._connections.open,
+        )
+        cut = CounterMetricFamily(
+            "hisparsed_cut_connections",
+            "Connections of clients that the API refused or ended.",
+            labels=("reason",),
+        )
+        for reason, count in self._connections.cut.items():
+            cut.add_metric((reason.value,), count)
+        yield cut
+
+
+def metrics_page(registry: CollectorRegistry) -> bytes:
+    """vLLM's metrics (the process-wide registry) and those of ``registry``."""
+    return generate_latest(REGISTRY) + generate_latest(registry)
+
+
+def metrics_app(page: Callable[[], bytes]) -> Starlette:
+    """``/metrics`` for an address of its own; everything else is not found there."""
+
+    async def serve(_: Request) -> Response:
+        return Response(page(), media_type="text/plain; version=0.0.4")
+
+    return Starlette(routes=[Route("/metrics", serve)])

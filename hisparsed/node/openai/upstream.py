@@ -1,0 +1,145 @@
+"""Forwards calls to the application of the running engine, and answers while there is none.
+
+An ASGI application that outlives engines. Open calls can be cut: their clients get an error in the
+form of their API, never a connection that hangs. Admission decides which calls come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from hisparsed.node.openai.errors import (
+    AnthropicErrors,
+    BegunResponse,
+    ErrorForm,
+    Message,
+    Refusal,
+    Send,
+    form_of,
+    refuse,
+)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_TRY_AGAIN_LATER = 1013
+"""Close code of a WebSocket."""
+
+
+class EngineSlot:
+    """``away`` says what to answer while there is no engine, or after it died."""
+
+    def __init__(self, away: Callable[[], Refusal]) -> None:
+        self._away = away
+        self._app: App | None = None
+        self._is_alive: Callable[[], bool] = lambda: False
+        self._calls: set[_Call] = set()
+        self.cut_total = 0
+        """Calls that were ended because their engine was, or their time was over."""
+
+    def put(self, app: App, is_alive: Callable[[], bool]) -> None:
+        """From now on calls go to ``app``; what it answers counts while ``is_alive``."""
+        self._app, self._is_alive = app, is_alive
+
+    def take_away(self, refusal: Refusal) -> None:
+        """No call reaches the application any more; open ones end with ``refusal``."""
+        self._app = None
+        for call in self._calls:
+            call.cut(refusal)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "websocket":
+            if app is None:
+                await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
+            else:
+                await app(scope, receive, send)
+            return
+        form = form_of(scope["path"])
+        if app is None:
+            await refuse(send, self._away(), form)
+            return
+        call = _Call(send, form, self._is_alive)
+        self._calls.add(call)
+        try:
+            await self._run(app, call, scope, receive)
+        finally:
+            self._calls.discard(call)
+
+    async def _run(self, app: App, call: _Call, scope: Scope, receive: Receive) -> None:
+        running = asyncio.ensure_future(app(scope, receive, call.send))
+        ends: set[asyncio.Future[Any]] = {running, call.refusal}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not call.refusal.done() and not call.lost and not self._broke(running):
+                await running
+                return
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait({running})
+        if running.done() and not running.cancelled():
+            running.exception()  # that of a call whose engine is gone is nobody's news
+        if not call.ended:
+            self.cut_total += 1
+            await call.end(call.refusal.result() if call.refusal.done() else self._away())
+
+    def _broke(self, running: asyncio.Future[Any]) -> bool:
+        """The application let its engine's death out: vLLM's streams of responses do."""
+        return not running.cancelled() and bool(running.exception()) and not self._is_alive()
+
+
+class _Call:
+    """One open call: what its client has had so far."""
+
+    def __init__(self, send: Send, form: ErrorForm, is_alive: Callable[[], bool]) -> None:
+        self._send = AnthropicErrors(send) if form is ErrorForm.ANTHROPIC else send
+        self._form = form
+        self._is_alive = is_alive
+        self._response = BegunResponse() if form is ErrorForm.RESPONSES else None
+        self._begun = False
+        self._streams = False
+        self.ended = False
+        self.lost = False
+        """The application answered with the death of its engine."""
+        self.refusal: asyncio.Future[Refusal] = asyncio.get_running_loop().create_future()
+
+    def cut(self, refusal: Refusal) -> None:
+        if not self.refusal.done():
+            self.refusal.set_result(refusal)
+
+    async def send(self, message: Message) -> None:
+        """What the application answers, up to the first word of its engine's death."""
+        if self.lost or self.refusal.done():
+            return
+        if not self._is_alive() and self._tells_of_an_error(message):
+            self.lost = True
+            return
+        if message["type"] == "http.response.start":
+            self._begun = True
+            content_type = dict(message.get("headers", ())).get(b"content-type", b"")
+            self._streams = content_type.startswith(b"text/event-stream")
+        elif message["type"] == "http.response.body":
+            self.ended = not message.get("more_body", False)
+            if self._response is not None and self._streams:
+                self._response.saw(bytes(message.get("body", b"")))
+        await self._send(message)
+
+    def _tells_of_an_error(self, message: Message) -> bool:
+        if message["type"] == "http.response.start":
+            return bool(message["status"] >= 500)
+        head = bytes(message.get("body", b""))[:200]
+        return self._streams and (b'data: {"error"' in head or head.startswith(b"event: error\n"))
+
+    async def end(self, refusal: Refusal) -> None:
+        """Give the client what there is to say in the form that it waits for."""
+        self.ended = True
+        if not self._begun:
+            await refuse(self._send, refusal, self._form)
+        elif self._streams:
+            body = refusal.last_events(self._form, self._response)
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        # A whole answer that broke off in its middle cannot be mended: the server hangs up.

@@ -1,0 +1,183 @@
+"""What a node takes from the machine before anything heavy starts: ports, state folder, lock.
+
+Everything that can be refused is refused here, so that a mistake never leaves half a node. Also the
+runtime folder: vLLM puts the sockets to its engine core into the folder for temporary files, and a
+killed daemon cannot remove them, so each life of the daemon has a folder of its own, which the next
+life removes. Not for what must outlive the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from hisparsed.errors import UserError
+
+_LOCK = "lock"
+"""The file in the state folder that one daemon holds."""
+
+
+def bind_tcp(host: str, port: int, *, key: str) -> socket.socket:
+    """A bound socket for ``host:port``; ``key`` names the setting in the error."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+        # Listening now, not when uvicorn starts: only then does a second daemon see it taken.
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"{key}: {host}:{port} is taken by {_holder(port)}; stop it or set another port"
+            ) from error
+        raise UserError(f"{key}: {host}:{port} cannot be used: {error.strerror}") from error
+    return listener
+
+
+def _holder(port: int) -> str:
+    """Who listens on ``port``, as far as this user may know."""
+    try:
+        connections = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):
+        connections = []
+    pids = {
+        one.pid
+        for one in connections
+        if one.status == psutil.CONN_LISTEN
+        and one.laddr
+        and one.laddr.port == port
+        and one.pid is not None
+    }
+    for pid in sorted(pids):
+        try:
+            process = psutil.Process(pid)
+            return f"process {pid} ({process.name()}, user {process.username()})"
+        except psutil.Error:
+            continue
+    return f"a program of another user (`ss -ltnp 'sport = {port}'` as root names it)"
+
+
+@contextlib.contextmanager
+def state_dir_held(path: Path) -> Iterator[None]:
+    """The state folder, made where it is missing and held for one daemon.
+
+    A start that is refused within this leaves no folder that it made, unless something was kept in
+    it. Raises ``UserError`` when it cannot be written or another daemon has it.
+    """
+    made = [one for one in (path, *path.parents) if not one.exists()]
+    make_state_dir(path)
+    with state_lock(path):
+        try:
+            yield
+        except UserError:
+            _remove_empty(path, made)
+            raise
+
+
+def _remove_empty(state_dir: Path, made: Sequence[Path]) -> None:
+    """``made``: the folder and those above it that this start made, the deepest first.
+
+    Call with the lock held, so that it is nobody else's.
+    """
+    if not made or any(one.name != _LOCK for one in state_dir.iterdir()):
+        return
+    with contextlib.suppress(OSError):
+        (state_dir / _LOCK).unlink()
+        for folder in made:
+            folder.rmdir()
+
+
+def make_state_dir(path: Path) -> None:
+    """Create the state folder; raises ``UserError`` when it cannot be written."""
+    try:
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "no permission to write", str(path))
+        _close_to_others(path)
+    except OSError as error:
+        raise UserError(
+            f"state_dir: {path} cannot be used: {error.strerror}; create it for this user or "
+            "set another folder"
+        ) from error
+
+
+def _close_to_others(folder: Path) -> None:
+    """What a daemon with another umask left there is not for everybody either."""
+    for path in (folder, *(one for one in folder.iterdir() if not one.is_symlink())):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o007 and path.stat().st_uid == os.geteuid():
+            path.chmod(mode & ~0o007)
+
+
+@contextlib.contextmanager
+def state_lock(state_dir: Path) -> Iterator[None]:
+    """Hold the state folder for one daemon; released by the kernel when the process ends."""
+    path = state_dir / _LOCK
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip()
+            raise UserError(
+                f"state_dir: {state_dir} belongs to a running daemon"
+                f"{f' (pid {holder})' if holder else ''}; stop it or set another state_dir"
+            ) from error
+        file.seek(0)
+        file.truncate()
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+_PREFIX = "hisparsed-run-"
+_NOTE = "runtime-folder"
+"""The file in the state folder that names the folder of the life before."""
+
+
+@contextmanager
+def runtime_folder(state_dir: Path) -> Iterator[Path]:
+    """This process's temporary files go into a folder of its own, as long as this lasts.
+
+    Call with the lock on ``state_dir`` held: what a killed daemon left is removed first.
+    Raises ``OSError`` when the folder cannot be made.
+    """
+    note = state_dir / _NOTE
+    left = noted_folder(state_dir)
+    if left is not None:
+        shutil.rmtree(left, ignore_errors=True)
+    before = tempfile.tempdir
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        note.write_text(str(folder), encoding="utf-8")
+        tempfile.tempdir = str(folder)
+        yield folder
+    finally:
+        tempfile.tempdir = before
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            note.unlink(missing_ok=True)
+
+
+def noted_folder(state_dir: Path) -> Path | None:
+    """The runtime folder that the last daemon on ``state_dir`` noted, if it is still there."""
+    try:
+        folder = Path((state_dir / _NOTE).read_text(encoding="utf-8"))
+        # The note may be damaged; only what looks like one of ours is one.
+        ours = folder.is_absolute() and folder.name.startswith(_PREFIX) and not folder.is_symlink()
+        return folder if ours and folder.is_dir() else None
+    except (OSError, ValueError):
+        return None

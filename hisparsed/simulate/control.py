@@ -1,0 +1,252 @@
+"""What controls a simulated node: the daemon's control loop or stock vLLM, and the API's admission.
+
+The control loop is the daemon's own; its clock, its sleep and its engine are passed in. Admission
+follows the daemon's: running sessions are never held, calls beyond the context limit take turns.
+What a client does after a refusal is the driver's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from hisparsed import __version__
+from hisparsed.control.events import Announcer, Broadcast
+from hisparsed.control.holds import Overrides
+from hisparsed.control.journal.journal import Journal, JournalWriter
+from hisparsed.control.live_policy import PolicySource
+from hisparsed.control.loop import ControlLoop
+from hisparsed.control.metrics.collector import ControlMetrics
+from hisparsed.control.status.current import Board, TickOutcome
+from hisparsed.control.status.document import NodeInfo
+from hisparsed.engine.messages import EngineCommand
+from hisparsed.engine.simulated.node import SimulatedNode
+from hisparsed.policy.signals import Admission
+
+Item = TypeVar("Item")
+
+
+class Verdict(Enum):
+    """What becomes of a call that arrives."""
+
+    SEND = auto()
+    HELD = auto()
+    """Later, by ``due``."""
+    REFUSED = auto()
+    """429: it may come again after ``retry_after_s``."""
+    TOO_LONG = auto()
+    """400 for its length: coming again would not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due(Generic[Item]):
+    """Calls that are no longer held."""
+
+    send: list[Item]
+    refused: list[Item]
+
+
+class Gate(Generic[Item]):
+    """``admission`` of ``None`` lets all pass."""
+
+    def __init__(self) -> None:
+        self._new: deque[tuple[float, Item]] = deque()
+        self._long: deque[Item] = deque()
+        self._long_running: Item | None = None
+
+    def arrive(
+        self,
+        item: Item,
+        *,
+        tokens: int,
+        new_session: bool,
+        admission: Admission | None,
+        waiting: int,
+        now_s: float,
+    ) -> Verdict:
+        """``tokens``: prompt and asked answer. ``waiting``: calls that wait in the engine."""
+        if admission is None:
+            return Verdict.SEND
+        longest = admission.max_context_tokens
+        if longest is not None and tokens > longest:
+            return self._arrive_long(item, admission)
+        limit = admission.max_waiting_sessions
+        if limit is None or not new_session or (_has_room(waiting, limit) and not self._new):
+            return Verdict.SEND
+        if admission.when_full == "refuse":
+            return Verdict.REFUSED
+        self._new.append((now_s, item))
+        return Verdict.HELD
+
+    def _arrive_long(self, item: Item, admission: Admission) -> Verdict:
+        if admission.over_max_context == "refuse":
+            return Verdict.TOO_LONG
+        if self._long_running is None:
+            self._long_running = item
+            return Verdict.SEND
+        self._long.append(item)
+        return Verdict.HELD
+
+    def due(self, admission: Admission | None, waiting: int, now_s: float) -> Due[Item]:
+        """Held calls whose turn has come, and those that were held for ``max_wait_s``."""
+        found: Due[Item] = Due([], [])
+        limit = None if admission is None else admission.max_waiting_sessions
+        while self._new:
+            since_s, item = self._new[0]
+            if limit is None or _has_room(waiting + len(found.send), limit):
+                found.send.append(item)
+            elif admission is not None and now_s - since_s >= admission.max_wait_s:
+                found.refused.append(item)
+            else:
+                break
+            self._new.popleft()
+        if self._long and self._long_running is None:
+            self._long_running = self._long.popleft()
+            found.send.append(self._long_running)
+        return found
+
+    def finished(self, item: Item) -> None:
+        """A call has ended; the next long one may begin."""
+        if item is self._long_running:
+            self._long_running = None
+
+
+def _has_room(waiting: int, limit: int) -> bool:
+    """Where nothing waits, everybody starts."""
+    return waiting == 0 or waiting < limit
+
+
+class ControlSide(Protocol):
+    """Told once a tick of virtual time to look and act."""
+
+    admission: Admission | None
+    """What the API side enforces; ``None`` admits all."""
+
+    def start(self) -> None: ...
+    def tick(self) -> None: ...
+
+    @property
+    def tick_s(self) -> float: ...
+
+    @property
+    def journal_lost(self) -> int:
+        """Records that are in no file though there is one."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class StaticControl:
+    """Stock vLLM: one command at the start or none, and nothing after it."""
+
+    admission: Admission | None = None
+    tick_s = 1.0
+    journal_lost = 0
+
+    def __init__(self, node: SimulatedNode, command: EngineCommand | None) -> None:
+        self._node = node
+        self._command = command
+
+    def start(self) -> None:
+        if self._command is not None:
+            self._node.put(self._command)
+
+    def tick(self) -> None:
+        """Nothing moves."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class LoopControl:
+    """The control loop under the policy at ``path``; a journal in ``journal_folder``.
+
+    ``watch`` sees every finished tick.
+    """
+
+    def __init__(
+        self,
+        node: SimulatedNode,
+        path: Path,
+        *,
+        run: str,
+        title: str,
+        journal_folder: Path | None,
+        watch: Callable[[TickOutcome], None],
+    ) -> None:
+        clock = node.clock
+        self.admission: Admission | None = None
+        self._source = PolicySource(path, clock=clock.now_s, wall_clock=clock.unix_s)
+        self._journal = Journal(
+            JournalWriter(
+                journal_folder or Path(),
+                run=run,
+                clock=clock.now_s,
+                stamp=lambda: f"{clock.unix_s():.0f}",
+                log=lambda _sentence: None,
+            ),
+            run=run,
+        )
+        self._writes = journal_folder is not None
+        overrides, broadcast = Overrides(), Broadcast()
+        info = NodeInfo(
+            kind="simulated",
+            model=title,
+            version=__version__,
+            api_url="",
+            pid=0,
+            started_unix_s=clock.unix_s(),
+        )
+        board = Board(
+            info,
+            self._source,
+            overrides,
+            self._journal,
+            broadcast,
+            clock=clock.now_s,
+            wall_clock=clock.unix_s,
+        )
+        board.watchers.append(watch)
+        self._loop = ControlLoop(
+            node,
+            self._source,
+            overrides,
+            self._journal,
+            Announcer(self._journal, broadcast, wall_clock=clock.unix_s),
+            ControlMetrics(),
+            board,
+            clock=clock.now_s,
+            wall_clock=clock.unix_s,
+            sleep=asyncio.sleep,
+            set_admission=self._set_admission,
+        )
+        self._runner = asyncio.Runner()
+
+    @property
+    def tick_s(self) -> float:
+        return self._source.in_force.policy.tick
+
+    @property
+    def journal_lost(self) -> int:
+        return self._journal.health.dropped if self._writes else 0
+
+    def start(self) -> None:
+        if self._writes:
+            self._journal.start()
+        self._runner.run(self._loop.start())
+
+    def tick(self) -> None:
+        self._runner.run(self._loop.tick())
+
+    def close(self) -> None:
+        self._runner.close()
+        if self._writes:
+            self._journal.close()
+
+    def _set_admission(self, admission: Admission) -> None:
+        self.admission = admission

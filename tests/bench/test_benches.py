@@ -1,0 +1,54 @@
+"""The benches run, give every law and backend work, and say what they measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hisparsed.policy.decide import decide
+from hisparsed.policy.decisions import Reason
+from hisparsed.policy.memory import Memory
+from hisparsed.policy.signals import Lever
+from tests.bench import kernels as bench
+from tests.bench.kernels_work import Case
+from tests.bench.policy import busy_policy, measure, snapshots
+
+
+def test_it_counts_ticks_and_moves() -> None:
+    figures = measure(200)
+    assert figures.ticks == 200
+    assert 0 < figures.moves <= 200
+    assert 0 < figures.decide_p50_us <= figures.decide_p99_us <= figures.decide_max_us
+
+
+def test_its_node_has_work_for_the_laws() -> None:
+    memory, codes = Memory(), set()
+    for snapshot in snapshots(400):
+        decision, memory = decide(busy_policy(), snapshot, memory)
+        codes |= {one.reason for one in decision.levers}
+    assert {Reason.SHARED_BY_GAIN, Reason.COVERAGE_LOW} <= codes
+    assert "offload_gain_tokens_per_minute" in decision.of(Lever.SPLIT).figures
+
+
+def test_json_on_the_command_line() -> None:
+    command = [sys.executable, "-m", "tests.bench.policy", "--json", "--ticks", "50"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(out)["ticks"] == 50
+
+
+@pytest.mark.usefixtures("cpp_is_built")
+def test_bench_reports_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Case(k=32, capacity=128, q=1, requests=1)
+    monkeypatch.setattr(bench, "REFERENCE", small)
+    monkeypatch.setattr(bench, "CASES", (small, Case(k=16, capacity=64, q=2, requests=2)))
+    figures = bench.measure(steps=32, repeats=1)
+    assert {"rows", "cpp_over_torch", "octile_overhead", "gather_over_memcpy"} <= set(figures)
+    assert {"backend", "k", "capacity", "q", "us_per_request"} <= set(figures["rows"][0])
+    backends_run = {row["backend"] for row in figures["rows"]}
+    assert backends_run >= {"torch", "cpp"}
+    ratios = {row["miss_ratio"] for row in figures["rows"] if row["q"] == 1}
+    assert len(ratios) == 1, "every backend must have done the same work"
+    assert "us/request" in bench.table(figures)

@@ -1,0 +1,78 @@
+"""What counts as standing still, over the control loop: readiness, and telling it from busy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hisparsed.engine.messages import RequestsReport
+from hisparsed.policy.signals import Lever
+
+POLICY = "version: 1\nstall_after: 10s\nlevers: {split: {mode: 'off'}}\n"
+WAITING = RequestsReport(
+    running=0, waiting=2, full=0, mixed=0, none=0, preemptions=0, finished=0, held_back=0
+)
+
+
+@pytest.fixture
+async def node(make_node: Callable[[str], Any]) -> Any:
+    node = make_node(POLICY)
+    node.engine.changes = {
+        "requests": WAITING,
+        "gpu_free_blocks": 300,
+        "gpu_head_need_blocks": 10,
+    }
+    await node.loop.start()
+    return node
+
+
+async def test_calls_that_wait_with_memory_free_and_no_step_are_a_stall(node: Any) -> None:
+    await node.ticks(10)
+    assert node.board.unready() is None
+    await node.ticks(2)
+    words = node.board.unready()
+    assert "0 running and 2 waiting requests have made no progress for 11s" in words
+    assert node.board.status().stalled == words
+
+
+async def test_frozen_levers_hide_no_stall(node: Any) -> None:
+    node.operator.freeze(Lever, actor="ann")
+    await node.ticks(12)
+    assert node.board.unready() is not None
+
+
+async def test_an_engine_that_computes_is_busy_not_stalled(node: Any) -> None:
+    for tokens in range(100, 130):
+        node.engine.changes["scheduled_tokens"] = tokens
+        await node.ticks(1)
+        assert node.board.unready() is None
+
+
+async def test_a_shortage_of_memory_is_no_stall(node: Any) -> None:
+    node.engine.changes |= {"gpu_free_blocks": 5}
+    await node.ticks(20)
+    assert node.board.unready() is None
+
+
+async def test_one_long_step_is_not_ready_but_no_stall(node: Any) -> None:
+    """No report comes from inside a step."""
+    await node.ticks(1)
+    node.engine.report_trouble = [TimeoutError("busy")] * 30
+    for _ in range(30):
+        await node.ticks(1)
+        assert node.board.status().stalled is None
+    assert "the engine reported" in node.board.unready()
+    node.engine.changes["scheduled_tokens"] = 10_000
+    await node.ticks(2)
+    assert node.board.unready() is None
+    assert node.board.status().stalled is None
+
+
+async def test_progress_makes_the_node_ready_again(node: Any) -> None:
+    await node.ticks(12)
+    assert node.board.unready() is not None
+    node.engine.changes["scheduled_tokens"] = 10_000
+    await node.ticks(1)
+    assert node.board.unready() is None

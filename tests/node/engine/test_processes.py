@@ -1,0 +1,107 @@
+"""What is known of an engine's processes: how they ended, that they end, and what they leave."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+import pytest
+
+from hisparsed.node.engine.processes import (
+    EngineProcesses,
+    children_now,
+    exit_text,
+    processes_since,
+)
+
+SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
+
+
+def engine(ready: int, shared: str) -> None:
+    """A process with a child of its own and a piece of shared memory."""
+    import mmap
+
+    number = os.open(shared, os.O_RDWR | os.O_CREAT, 0o600)
+    os.ftruncate(number, 4096)
+    mapped = mmap.mmap(number, 4096)
+    worker = subprocess.Popen(SLEEP)
+    os.write(ready, b"x")
+    worker.wait()
+    mapped.close()
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    path = Path("/dev/shm") / f"hisparsed-test-{uuid4().hex}"  # noqa: S108 (shared memory)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def processes(shared: Path) -> Iterator[EngineProcesses]:
+    before = children_now()
+    seen, ready = os.pipe()
+    context = multiprocessing.get_context("fork")
+    root = context.Process(target=engine, args=(ready, str(shared)), name="EngineCore")
+    root.start()
+    os.read(seen, 1)
+    found = processes_since(before)
+    yield found
+    found.kill()
+    found.wait(10)
+    os.close(seen)
+    os.close(ready)
+
+
+def test_all_processes_of_an_engine_are_found_and_nobody_else_s(
+    processes: EngineProcesses,
+) -> None:
+    assert [one.name for one in processes.roots] == ["EngineCore"]
+    assert [one.ppid() for one in processes.others] == [processes.roots[0].pid]
+    assert processes_since(children_now()).roots == ()
+
+
+def test_killed_ones_end_and_say_how(processes: EngineProcesses) -> None:
+    assert not processes.wait(0.01)
+    assert "still runs" in processes.exits()[0]
+    processes.kill()
+    assert processes.wait(10)
+    (how,) = processes.exits()
+    assert f"EngineCore (pid {processes.roots[0].pid}) was killed by SIGKILL" in how
+    assert processes.exits(killed=True)[0].endswith("was killed by the daemon")
+    assert not any(psutil.pid_exists(one.pid) for one in processes.others)
+
+
+def test_shared_memory_is_removed_once_nobody_holds_it(
+    processes: EngineProcesses, shared: Path
+) -> None:
+    assert str(shared) in processes.shared
+    assert processes.free() == [], "it is in use"
+    assert shared.exists()
+    processes.kill()
+    processes.wait(10)
+    assert processes.free() == [str(shared)]
+    assert not shared.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (None, "still runs"),
+        (0, "ended with exit code 0"),
+        (71, "ended with exit code 71"),
+        (-signal.SIGTERM, "ended when it was told to"),
+        (-signal.SIGSEGV, "was killed by SIGSEGV"),
+        (-signal.SIGKILL, "when memory runs out"),
+        (-200, "was killed by signal 200"),
+    ],
+)
+def test_exit_codes_are_told_in_words(code: int | None, words: str) -> None:
+    assert words in exit_text(code)

@@ -1,0 +1,105 @@
+"""Calls that stand still: told once, the engine restarts where it may, and a busy one never."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hisparsed.control.journal.records import EventKind
+from hisparsed.node.engine.records import RESTARTS_FILE, RestartFile
+from hisparsed.node.engine.watchdog import Standstill
+from hisparsed.policy.schema import Policy
+
+WORDS = "2 running and 1 waiting requests have made no progress for 31s"
+HOUR_S = 3600.0
+
+
+@dataclasses.dataclass
+class Around:
+    """What a standstill acts on."""
+
+    folder: Path
+    now_s: float = 10 * HOUR_S
+    reported_at_s: float = 0.0
+    restarts: list[str] = dataclasses.field(default_factory=list)
+    events: list[tuple[EventKind, str]] = dataclasses.field(default_factory=list)
+
+    def event(self, kind: EventKind, sentence: str) -> None:
+        self.events.append((kind, sentence))
+
+    def standstill(self) -> Standstill:
+        announcer: Any = self
+        return Standstill(
+            announcer,
+            RestartFile(self.folder),
+            wall_clock=lambda: self.now_s,
+            restart=self.restarts.append,
+        )
+
+    def outcome(self, stalled: str | None, *, fresh: bool = True, **health: Any) -> Any:
+        self.reported_at_s += fresh
+        policy = Policy.model_validate({"version": 1, "health": health})
+        return SimpleNamespace(reported_at_s=self.reported_at_s, stalled=stalled, policy=policy)
+
+    def kinds(self) -> list[EventKind]:
+        return [kind for kind, _ in self.events]
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Around:
+    return Around(tmp_path)
+
+
+def test_a_standstill_is_told_once_and_so_is_its_end(around: Around) -> None:
+    standstill = around.standstill()
+    for stalled in (None, WORDS, WORDS, None, None):
+        standstill.watch(around.outcome(stalled))
+    assert around.kinds() == [EventKind.STALLED, EventKind.STALL_ENDED]
+    assert WORDS in around.events[0][1]
+    assert around.restarts == [], "the default only alarms"
+
+
+def test_an_old_report_ends_no_standstill(around: Around) -> None:
+    standstill = around.standstill()
+    standstill.watch(around.outcome(WORDS))
+    standstill.watch(around.outcome(None, fresh=False))
+    assert around.kinds() == [EventKind.STALLED]
+
+
+def test_where_the_policy_says_so_the_engine_is_restarted(around: Around) -> None:
+    around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
+    assert around.restarts == [WORDS]
+    assert "The engine is restarted." in around.events[0][1]
+    kept = around.folder / RESTARTS_FILE
+    assert json.loads(kept.read_text()) == [around.now_s]
+    assert kept.stat().st_mode & 0o777 == 0o640
+
+
+def test_restarts_are_capped_over_restarts_within_an_hour(around: Around) -> None:
+    for _ in range(3):
+        around.standstill().watch(around.outcome(WORDS, on_stall="restart", most_restarts=2))
+        around.now_s += 60
+    assert len(around.restarts) == 2
+    assert "2 times within an hour" in around.events[-1][1]
+    around.now_s += HOUR_S
+    around.standstill().watch(around.outcome(WORDS, on_stall="restart", most_restarts=2))
+    assert len(around.restarts) == 3
+
+
+def test_a_count_that_cannot_be_kept_restarts_nothing(around: Around) -> None:
+    (around.folder / f"{RESTARTS_FILE}.new").mkdir()
+    around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
+    assert around.restarts == []
+    assert "cannot be written" in around.events[0][1]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1}', '["soon"]'])
+def test_a_damaged_count_begins_anew(around: Around, text: str) -> None:
+    (around.folder / RESTARTS_FILE).write_text(text)
+    around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
+    assert around.restarts == [WORDS]

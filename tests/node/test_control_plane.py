@@ -1,0 +1,81 @@
+"""GPUs in a node's status: those of a CUDA node, for as long as the daemon lives."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hisparsed.control.journal.records import EventKind
+from hisparsed.engine.cuda.nvml import GpuReading
+from hisparsed.node import control_plane as gpus
+
+
+class OneGpu:
+    """Stands for ``GpuReader``."""
+
+    def __init__(self, nvml: Any, environ: Any) -> None:
+        self.was_read = threading.Event()
+        self.was_closed = False
+
+    def read(self) -> tuple[GpuReading, ...]:
+        self.was_read.set()
+        return (GpuReading(0, name="H200", lost=True),)
+
+    def close(self) -> None:
+        self.was_closed = True
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[OneGpu]:
+    readers: list[OneGpu] = []
+
+    def make(nvml: Any, environ: Any) -> OneGpu:
+        readers.append(OneGpu(nvml, environ))
+        return readers[-1]
+
+    monkeypatch.setattr(gpus, "GpuReader", make)
+    return readers
+
+
+def test_a_cuda_node_shows_its_gpus_and_lets_nvml_go(made: list[OneGpu]) -> None:
+    board: Any = SimpleNamespace(gpus=None)
+    with gpus.watched_gpus("cuda", board):
+        (reader,) = made
+        assert reader.was_read.wait(10)
+    assert reader.was_closed
+    assert [card.lost for card in board.gpus().cards] == [True]
+
+
+def test_other_nodes_ask_no_driver(made: list[OneGpu]) -> None:
+    board: Any = SimpleNamespace(gpus=None)
+    with gpus.watched_gpus("reference", board):
+        assert board.gpus is None
+    assert made == []
+
+
+class Told:
+    """Stands for ``Announcer``; ``first`` is set by the first event."""
+
+    def __init__(self) -> None:
+        self.kinds: list[EventKind] = []
+        self.first = asyncio.Event()
+
+    def event(self, kind: EventKind, sentence: str) -> None:
+        assert sentence
+        self.kinds.append(kind)
+        self.first.set()
+
+
+async def test_a_lost_gpu_is_an_event_without_any_tick(made: list[OneGpu]) -> None:
+    board: Any = SimpleNamespace(gpus=None)
+    announcer: Any = Told()
+    with gpus.watched_gpus("cuda", board):
+        telling = asyncio.create_task(gpus.tell_of_gpus(board, announcer, every_s=0.01))
+        await asyncio.wait_for(announcer.first.wait(), 10)
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+    assert announcer.kinds == [EventKind.GPU_LOST]

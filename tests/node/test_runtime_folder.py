@@ -1,0 +1,58 @@
+"""The folder of one life of the daemon: used by everything, left by nobody."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from hisparsed.node.resources import runtime_folder
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return folder
+
+
+def test_temporary_files_go_into_it_and_nothing_stays(state_dir: Path, temporary: Path) -> None:
+    with runtime_folder(state_dir) as folder:
+        assert folder.parent == temporary
+        Path(tempfile.mkdtemp()).joinpath("socket").touch()
+        assert list(folder.glob("*/socket"))
+    assert not list(temporary.iterdir())
+    assert not list(state_dir.iterdir())
+    assert tempfile.gettempdir() == str(temporary)
+
+
+def test_what_a_killed_daemon_left_is_removed_by_the_next(state_dir: Path, temporary: Path) -> None:
+    killed = runtime_folder(state_dir)
+    left = killed.__enter__()
+    (left / "socket").touch()
+    tempfile.tempdir = str(temporary)
+    with runtime_folder(state_dir) as folder:
+        assert [one.name for one in temporary.iterdir()] == [folder.name]
+        assert folder != left
+
+
+@pytest.mark.parametrize("name", ["precious", "", "relative/hisparsed-run-x", "\x00"])
+def test_a_damaged_note_removes_nothing_of_others(
+    state_dir: Path, tmp_path: Path, name: str
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    named = str(tmp_path / name) if name == "precious" else name
+    (state_dir / "runtime-folder").write_text(named, encoding="utf-8")
+    with runtime_folder(state_dir):
+        assert (precious / "file").exists()

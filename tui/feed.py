@@ -1,0 +1,252 @@
+"""Where a node's updates come from: ``Feed`` is the interface, ``LiveFeed`` that of a running node.
+
+A live feed is one event stream, opened again with growing pauses when it ends. What the stream does
+not carry (the past, the policy, the table of requests) is asked for when needed, once at a time.
+Clock and sleep come from outside. ``NodeSession`` is one node as the application holds it: its
+model, its feed, and a client to change it or a player of its journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hisparsed.tui import updates
+from hisparsed.tui.client import NodeClient, Refused, Unreachable
+from hisparsed.tui.history import SPAN_S
+from hisparsed.tui.journal_player import JournalPlayer
+from hisparsed.tui.journal_reader import JournalReader
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.updates import Update
+from hisparsed.tui.wire import Document, dig, items, number, parse_object
+
+
+class Feed(Protocol):
+    """News of a node, live or recorded."""
+
+    want_requests: bool
+
+    async def run(self) -> None: ...
+
+    async def tick(self, entry: Document) -> Document: ...
+
+    def refresh_requests(self) -> None: ...
+
+    def refresh_policy(self) -> None: ...
+
+    def refresh_decisions(self, lever: str | None, code: str | None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSession:
+    """``client`` is ``None`` for a recorded journal, ``player`` for a running node."""
+
+    model: NodeModel
+    make_feed: Callable[[Callable[[Update], None]], Feed]
+    client: NodeClient | None = None
+    player: JournalPlayer | None = None
+
+
+Tell = Callable[[updates.Update], None]
+Part = tuple[str, dict[str, str | float], Callable[[Document], updates.Update]]
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 5.0
+_SILENCE_S = 15.0
+_DECISIONS = 200
+_EVERY_TICK = 1_000
+_LOG_LINES = 500
+_NO_TICKS_AFTER = "engine-"
+"""Kinds of events after which no tick may come for a while, and no status with it."""
+
+
+class LiveFeed:
+    """``run`` until cancelled; ``tell`` gets every update in the event loop's thread."""
+
+    def __init__(
+        self,
+        client: NodeClient,
+        tell: Tell,
+        *,
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+        silence_s: float = _SILENCE_S,
+    ) -> None:
+        self.client = client
+        self.want_requests = False
+        """Whether somebody looks at the table of requests."""
+        self._tell = tell
+        self._sleep = sleep
+        self._silence_s = silence_s
+        self._policy_mark: object = None
+        self._asking_requests: asyncio.Task[None] | None = None
+        self._asking_policy: asyncio.Task[None] | None = None
+        self._policy_asked_again = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        try:
+            while True:
+                heard = False
+                try:
+                    async with self.client.events(silence_s=self._silence_s) as events:
+                        async for kind, data in events:
+                            if not heard:
+                                heard, pause_s = True, FIRST_PAUSE_S
+                                self._tell(updates.Connected())
+                                self._policy_mark = None
+                                self._start(self._catch_up())
+                            self._take(kind, data)
+                    why = "the daemon ended the stream; it is stopping"
+                except (Unreachable, Refused) as error:
+                    why = str(error)
+                self._tell(updates.Lost(why))
+                await self._sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def refresh_requests(self) -> None:
+        """Ask for the table of requests now, unless it is being asked for."""
+        if self._asking_requests is None or self._asking_requests.done():
+            self._asking_requests = self._start(self._ask_requests())
+
+    def refresh_policy(self) -> None:
+        """Ask for the policy; once more afterwards where it is being asked for."""
+        if self._asking_policy is not None and not self._asking_policy.done():
+            self._policy_asked_again = True
+            return
+        self._asking_policy = self._start(self._ask_policy())
+
+    async def tick(self, entry: Document) -> Document:
+        """The whole tick of a flat decision. Raises ``Refused`` and ``Unreachable``."""
+        at = number(entry, "at_unix_s") or 0.0
+        return await self.client.get(f"/v1/decisions/{entry.get('sequence')}", at=at)
+
+    def refresh_decisions(self, lever: str | None, code: str | None) -> None:
+        """Ask for every tick that fits, not only for what changed."""
+        self._start(self._ask_decisions({"lever": lever, "code": code}))
+
+    async def _ask_decisions(self, query: dict[str, str | None]) -> None:
+        given = {name: value for name, value in query.items() if value is not None}
+        with contextlib.suppress(Unreachable, Refused):
+            document = await self.client.get("/v1/decisions", limit=_EVERY_TICK, **given)
+            self._tell(_decisions(document))
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _take(self, kind: str, data: str) -> None:
+        try:
+            news = _news(kind, data)
+        except ValueError:
+            return  # a kind or a form of a later version
+        if news is None:
+            return
+        self._tell(news)
+        if isinstance(news, updates.StatusNews):
+            mark = _policy_mark(news.document)
+            if mark != self._policy_mark:
+                self._policy_mark = mark
+                self.refresh_policy()
+            if self.want_requests:
+                self.refresh_requests()
+        elif isinstance(news, updates.EventNews):
+            # Overrides come and go with an event and without a new generation.
+            self.refresh_policy()
+            if any(str(one.get("kind")).startswith(_NO_TICKS_AFTER) for one in news.events):
+                self._start(self._ask_status())
+
+    async def _catch_up(self) -> None:
+        """What happened before the stream; parts that this node does not have are left out."""
+        for path, query, wrap in past_parts(history_s=SPAN_S):
+            try:
+                document = await self.client.get(path, **query)
+            except Refused:
+                continue
+            except Unreachable:
+                return
+            self._tell(wrap(document))
+
+    async def _ask_status(self) -> None:
+        with contextlib.suppress(Unreachable, Refused):
+            self._tell(updates.StatusNews(await self.client.get("/v1/status")))
+
+    async def _ask_policy(self) -> None:
+        again = True
+        while again:
+            self._policy_asked_again = False
+            try:
+                self._tell(updates.PolicyNews(await self.client.get("/v1/policy")))
+            except (Unreachable, Refused):
+                self._policy_mark = None  # the next status asks again
+                return
+            again = self._policy_asked_again
+
+    async def _ask_requests(self) -> None:
+        try:
+            self._tell(updates.RequestNews(await self.client.get("/v1/requests")))
+        except Refused as error:
+            why = "this node has no table of requests" if error.status == 404 else str(error)
+            self._tell(updates.RequestNews(None, why))
+        except Unreachable as error:
+            self._tell(updates.RequestNews(None, str(error)))
+
+
+def past_parts(*, history_s: float) -> Sequence[Part]:
+    """What to ask for once, and how to take it. The policy is asked for by its mark."""
+    return (
+        ("/v1/history", {"span_s": history_s}, updates.HistoryNews),
+        ("/v1/decisions", {"limit": _DECISIONS, "notable": "true"}, _decisions),
+        ("/v1/journal/events", {"limit": _DECISIONS}, _events),
+        ("/v1/logs", {"limit": _LOG_LINES}, _logs),
+    )
+
+
+def _news(kind: str, data: str) -> updates.Update | None:
+    if kind == "status":
+        return updates.StatusNews(parse_object(data))
+    if kind == "event":
+        return updates.EventNews([parse_object(data)])
+    if kind in ("decisions", "logs"):
+        found = items({kind: json.loads(data)}, kind)
+        return updates.DecisionNews(found) if kind == "decisions" else updates.LogNews(found)
+    return None
+
+
+def _policy_mark(status: Document) -> object:
+    return (number(status, "policy.generation"), json.dumps(dig(status, "policy"), sort_keys=True))
+
+
+def _decisions(document: Document) -> updates.Update:
+    return updates.DecisionNews(items(document, "decisions"))
+
+
+def _events(document: Document) -> updates.Update:
+    return updates.EventNews(items(document, "events"))
+
+
+def _logs(document: Document) -> updates.Update:
+    return updates.LogNews(items(document, "lines"))
+
+
+def live_session(client: NodeClient) -> NodeSession:
+    """A running node."""
+    model = NodeModel(client.address.label, str(client.address))
+    return NodeSession(model, lambda tell: LiveFeed(client, tell), client=client)
+
+
+def journal_session(reader: JournalReader, label: str) -> NodeSession:
+    """A recorded node; nothing can be changed."""
+    player = JournalPlayer(reader, clock=time.monotonic)
+    return NodeSession(NodeModel(label), player.start, player=player)

@@ -1,1 +1,0 @@
-"""Screens and dialogs of the application: which page shows what, and what keys do."""

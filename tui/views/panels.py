@@ -1,0 +1,342 @@
+"""The panels of the overview: host pools, GPU pool, requests, hot buffers and service.
+
+The host budget is one bar with its tenants and targets, the GPU pool another. ``overview`` lays the
+panels out for the room there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hisparsed.tui import format as fmt
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.styled import Line, Part, drop, ends, fit, line
+from hisparsed.tui.views.drawing import Segment, ViewContext, bar, gauge, marks
+from hisparsed.tui.wire import Document, dig, items, number, text
+
+
+def _of(document: object, path: str) -> float:
+    return number(document, path) or 0.0
+
+
+def host_bar(pools: Document, width: int, context: ViewContext) -> list[Line]:
+    """Marks of both targets above the bar: HiSparse from the left, offload from the right."""
+    glyphs, budget = context.glyphs, max(1.0, _of(pools, "budget_bytes"))
+    pending = _of(pools, "pending_bytes")
+    draining = min(_of(pools, "draining_bytes"), _of(pools, "offload.capacity_bytes"))
+    segments = []
+    for pool, role in (("hisparse", "hisparse"), ("offload", "offload")):
+        capacity = _of(pools, f"{pool}.capacity_bytes")
+        if pool == "hisparse":
+            capacity = max(0.0, capacity - pending)
+        else:
+            capacity = max(0.0, capacity - draining)
+        in_use = min(capacity, _of(pools, f"{pool}.in_use_bytes"))
+        cached = min(capacity - in_use, _of(pools, f"{pool}.cached_bytes"))
+        segments += [
+            Segment(in_use, glyphs.in_use, role),
+            Segment(cached, glyphs.reusable, role),
+            Segment(capacity - in_use - cached, glyphs.free, role),
+        ]
+        if pool == "hisparse":
+            segments.append(Segment(pending, "P", "warn"))
+        else:
+            segments.append(Segment(draining, "D", "warn"))
+    segments.append(Segment(_of(pools, "reserve_bytes"), "R", "free"))
+    left = _of(pools, "hisparse.target_bytes") / budget
+    right = 1 - _of(pools, "offload.target_bytes") / budget
+    targets = [(right, glyphs.other_target, "offload"), (left, glyphs.target, "hisparse")]
+    return [marks(targets, width), bar(segments, budget, width, free=" ")]
+
+
+def host_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
+    """Six lines: bar with targets, a line a pool, what moves, and the live set."""
+    pools, sessions = dig(model.observed, "pools"), dig(model.observed, "sessions")
+    if not isinstance(pools, dict):
+        return [line(("the engine has not reported yet", "dim"))]
+    lines = host_bar(pools, width, context)
+    for pool, mark in (
+        ("hisparse", context.glyphs.target),
+        ("offload", context.glyphs.other_target),
+    ):
+        lines.append(_pool_line(pools, pool, mark, width))
+    return [*lines, _moving_line(pools, context, width), _live_set_line(sessions, width)]
+
+
+def host_compact(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
+    """Five lines: the budget beside the marks, and what moves only while something does."""
+    lines = host_lines(model, width, context)
+    if len(lines) == 1:
+        return lines
+    pools = dig(model.observed, "pools")
+    head = f"host budget {fmt.size(number(pools, 'budget_bytes'))}"
+    if not lines[0].plain[: len(head) + 1].strip():
+        lines[0] = line((head, "title")) + drop(lines[0], len(head))
+    moves = number(pools, "pending_bytes") or number(pools, "draining_bytes")
+    del lines[5 if moves else 4]
+    return lines
+
+
+def _pool_line(pools: Document, pool: str, mark: str, width: int) -> Line:
+    capacity = number(pools, f"{pool}.capacity_bytes")
+    target = number(pools, f"{pool}.target_bytes")
+    to = "" if target == capacity else f" {mark}{fmt.size(target)}"
+    used, cached = number(pools, f"{pool}.in_use_bytes"), number(pools, f"{pool}.cached_bytes")
+    left = line(
+        (f"{pool:<9}", pool),
+        (f"{fmt.size(capacity):>9}", "strong"),
+        (to, "warn"),
+        f"  {fmt.size(used)} used",
+        f", {fmt.size(cached)} reusable" if width >= 68 else "",
+    )
+    reach = fmt.short(number(pools, f"{pool}.reach_tokens"))
+    return ends(left, line(("reach ", "dim"), (f"{reach:>6}", "strong"), (" tok", "dim")), width)
+
+
+def _moving_line(pools: Document, context: ViewContext, width: int) -> Line:
+    glyphs = context.glyphs
+    legend = line(
+        (f"{glyphs.in_use} used {glyphs.reusable} reusable {glyphs.free} free ", "dim"),
+        (f"{glyphs.target}{glyphs.other_target} targets", "dim"),
+    )
+    pending, draining = number(pools, "pending_bytes"), number(pools, "draining_bytes")
+    reserve = number(pools, "reserve_bytes")
+    moving = line(
+        (f"P pending {fmt.size(pending)}  ", "warn" if pending else "dim"),
+        (f"D draining {fmt.size(draining)}", "warn" if draining else "dim"),
+        (f"  R reserve {fmt.size(reserve)}" if reserve else "", "dim"),
+    )
+    return ends(moving, legend, width) if width >= 78 else fit(moving, width)
+
+
+def _live_set_line(sessions: object, width: int) -> Line:
+    coverage = number(sessions, "coverage")
+    role = ""
+    if coverage is not None:
+        role = "bad" if coverage < 0.5 else "warn" if coverage < 1 else "good"
+    live = number(sessions, "live")
+    left = line(
+        ("sessions ", "dim"),
+        (fmt.whole(live), "strong"),
+        (" live, live set ", "dim"),
+        (fmt.short(number(sessions, "live_set_tokens")), "strong"),
+        (" tok", "dim"),
+    )
+    words = "nothing idle" if coverage is None and live is not None else fmt.ratio(coverage)
+    low = " LOW" if coverage is not None and coverage < 1 else ""
+    return ends(left, line(("coverage ", "dim"), (words + low, role or "strong")), width)
+
+
+def gpu_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
+    """Two lines: the bar, and what its letters are."""
+    gpu = dig(model.observed, "gpu")
+    total = number(gpu, "total_blocks")
+    if total is None:
+        return [line(("no report yet", "dim"))]
+    free = number(gpu, "free_blocks") or 0.0
+    resident, hot = number(gpu, "resident_blocks"), number(gpu, "hot_blocks")
+    rest = max(0.0, total - free - (resident or 0) - (hot or 0))
+    parts = [
+        Segment(resident or 0.0, "r", "resident"),
+        Segment(hot or 0.0, "h", "hot"),
+        Segment(rest, "i", "indexer"),
+    ]
+    short = bool(dig(gpu, "waiting_for_blocks"))
+    state = line(
+        (f"{fmt.percent(free / total)} free", "bad" if short else "strong"),
+        (" SHORT" if short else "", "bad"),
+        (f" of {fmt.whole(total)}{' GPU blocks' if width >= 70 else ''}", "dim"),
+    )
+    other = ("indexer", "idx") if resident is not None else ("in use", "used")
+    names, short_names = ("resident", "hot", other[0]), ("res.", "hot", other[1])
+    counts = (fmt.whole(resident), fmt.whole(hot), fmt.whole(rest))
+    words = _legend(names, counts)
+    if words.cells + state.cells >= width:
+        words = _legend(short_names, counts)
+    return [bar(parts, total, width, free=context.glyphs.free), ends(words, state, width)]
+
+
+def _legend(names: tuple[str, str, str], counts: tuple[str, str, str]) -> Line:
+    parts: list[Part] = []
+    for letter, role, name, count in zip(
+        "rhi", ("resident", "hot", "indexer"), names, counts, strict=True
+    ):
+        parts += [("  " if parts else "", ""), (letter, role), f" {name} {count}"]
+    return line(*parts)
+
+
+def residency_bar(requests: object, width: int, context: ViewContext) -> Line:
+    """Running requests by residency: F full, M mixed, N none."""
+    counts = [number(requests, name) or 0.0 for name in ("full", "mixed", "none")]
+    segments = [
+        Segment(count, glyph, role)
+        for count, glyph, role in zip(counts, "FMN", ("good", "hot", "indexer"), strict=True)
+    ]
+    return bar(segments, max(1.0, sum(counts)), width, free=context.glyphs.free)
+
+
+def budget_gauge(share: float | None, width: int, context: ViewContext) -> Line:
+    """How much of a budget is used; over it reads as full."""
+    role = "bad" if (share or 0) > 1 else "warn" if (share or 0) > 0.8 else "good"
+    return gauge(share, width, context.glyphs.in_use, role, free=context.glyphs.free)
+
+
+_NOW_S = 10.0
+_WINDOW_S = 60.0
+_CURVE = (1.0, 1.5, 2.0, 3.0, 4.0)
+
+
+def request_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
+    """Three lines: counts, residency as a bar, and admission."""
+    requests, admission = dig(model.observed, "requests"), dig(model.observed, "admission")
+    waiting, held = number(requests, "waiting"), number(requests, "held_back")
+    counts = line(
+        (fmt.whole(number(requests, "running")), "strong"), " running  ",
+        (fmt.whole(waiting), "warn" if waiting else "strong"), " waiting",
+        (f" ({fmt.whole(held)} held back)" if held else "", "warn"),
+    )  # fmt: skip
+    totals = line(
+        (fmt.whole(number(requests, "preemptions_total")), "strong"), (" preempted  ", "dim"),
+        (fmt.short(number(requests, "finished_total")), "strong"), (" finished", "dim"),
+    )  # fmt: skip
+    words = line(
+        *(
+            part
+            for name, letter, role in (
+                ("full", "F", "good"),
+                ("mixed", "M", "hot"),
+                ("none", "N", "indexer"),
+            )
+            for part in (
+                (letter, role),
+                f" {name} {fmt.whole(number(requests, name))}  ",
+            )
+        )
+    )
+    bar_width = max(8, width - words.cells)
+    ages = line(
+        ("order ", "dim"), (text(admission, "order") or fmt.UNKNOWN, "strong"),
+        (f", ageing {fmt.duration(number(admission, 'ageing_s'))}", "dim"),
+    )  # fmt: skip
+    limit = number(admission, "max_waiting_sessions")
+    rules = line(
+        (f"at most {fmt.whole(number(admission, 'max_running'))} running", "dim"),
+        (f", refuse beyond {fmt.whole(limit)} waiting" if limit is not None else "", "warn"),
+    )
+    return [
+        ends(counts, totals, width),
+        words + residency_bar(requests, bar_width, context),
+        ends(ages, rules, width),
+    ]
+
+
+def hot_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
+    """Three lines: multiplier and misses, the predicted curve, H2D against its budget."""
+    hot, history = dig(model.observed, "hot"), model.history
+    miss = history.latest("miss", _WINDOW_S)
+    head = line(
+        (fmt.multiplier(number(hot, "multiplier")), "strong"),
+        (f" top-k ({fmt.whole(number(hot, 'lease_blocks'))} blocks a group), ", "dim"),
+        (fmt.whole(number(hot, "leased_requests")), "strong"), (" leased", "dim"),
+    )  # fmt: skip
+    tail = line(
+        ("misses ", "dim"), (fmt.percent(miss, 1), "strong"), (" in 1m", "dim"),
+    )  # fmt: skip
+    if dig(hot, "sampled") is not None and number(hot, "hits_total") is None:
+        tail = _sampled(hot)
+    return [ends(head, tail, width), _curve_line(model), _h2d_line(model, width, context)]
+
+
+def _sampled(hot: object) -> Line:
+    """What vLLM's own kernels tell, rarely: misses since the start, and how old that is."""
+    hits, misses = number(hot, "sampled.hits_total"), number(hot, "sampled.misses_total")
+    rows = (hits or 0.0) + (misses or 0.0)
+    share = misses / rows if misses is not None and rows else None
+    age_s = number(hot, "sampled.age_s")
+    age = fmt.UNKNOWN if age_s is None else fmt.whole_duration(age_s)
+    return line(
+        ("misses ", "dim"), (fmt.percent(share, 1), "strong"), (f" as of {age} ago", "dim"),
+    )  # fmt: skip
+
+
+def _curve_line(model: NodeModel) -> Line:
+    """Predicted misses at sizes that an operator would think of; the one in force is marked."""
+    points = {
+        number(point, "multiplier"): number(point, "misses")
+        for point in items(model.observed, "hot.miss_curve")
+    }
+    if not points:
+        return line(("predicted misses: none measured", "dim"))
+    current = number(model.observed, "hot.multiplier")
+    wanted = (*_CURVE, current)
+    shown = sorted(one for one in points if one is not None and one in wanted)
+    parts: list[tuple[str, str]] = [("predicted ", "dim")]
+    for multiplier in shown:
+        here = multiplier == current
+        label = f"{fmt.multiplier(multiplier)} {fmt.percent(points[multiplier])}"
+        parts.append((f"[{label}] " if here else f"{label}  ", "strong" if here else ""))
+    return line(*parts)
+
+
+def _h2d_line(model: NodeModel, width: int, context: ViewContext) -> Line:
+    rate = model.history.latest("h2d", _NOW_S)
+    budget = number(model.policy, "value.hot.pcie_budget")
+    share = rate / budget if rate is not None and budget else None
+    words = line(
+        ("H2D ", "dim"), (f"{fmt.per_second(rate):>10}", "strong"),
+        (f" of {fmt.per_second(budget)} PCIe budget " if budget else " ", "dim"),
+    )  # fmt: skip
+    percent = line((f" {fmt.percent(share):>4}", "strong"))
+    room = width - words.cells - percent.cells
+    if room < 6:
+        return ends(words, percent, width)
+    return words + budget_gauge(share, room, context) + percent
+
+
+def service_lines(model: NodeModel, width: int) -> list[Line]:
+    """Three lines: latency, throughput and prefix hits, over the last minute."""
+    history = model.history
+
+    def value(name: str, show: Callable[[float | None], str]) -> str:
+        return show(history.latest(name, _WINDOW_S))
+
+    latency = line(
+        ("TTFT ", "dim"), (value("ttft", fmt.duration), "strong"),
+        ("  ITL ", "dim"), (value("itl", fmt.duration), "strong"),
+    )  # fmt: skip
+    flow = line(
+        ("tok/s in ", "dim"), (value("prompt", fmt.short), "strong"),
+        ("  out ", "dim"), (value("tokens", fmt.short), "strong"),
+    )  # fmt: skip
+    prefix = line(
+        ("prefix hits ", "dim"), (value("prefix", lambda one: fmt.percent(one, 1)), "strong"),
+        ("  calls/s ", "dim"), (value("finished", fmt.short), "strong"),
+    )  # fmt: skip
+    serving = dig(model.observed, "serving")
+    since = line(
+        (f"since start {fmt.duration(number(serving, 'mean_ttft_s'))}", "dim"),
+    )  # fmt: skip
+    totals = line(
+        (f"{fmt.short(number(serving, 'generated_tokens_total'))} out in all", "dim"),
+    )  # fmt: skip
+    asked, hit = (
+        number(serving, "prefix_query_tokens_total"),
+        number(serving, "prefix_hit_tokens_total"),
+    )
+    over = line((f"{fmt.percent(hit / asked, 1)} in all" if asked and hit else "", "dim"))
+    return [ends(latency, since, width), ends(flow, totals, width), ends(prefix, over, width)]
+
+
+def service_line(model: NodeModel, width: int) -> Line:
+    """The same in one line, for small terminals."""
+    latest = model.history.latest
+    return fit(
+        line(
+            ("TTFT ", "dim"), (fmt.duration(latest("ttft", _WINDOW_S)), "strong"),
+            (" ITL ", "dim"), (fmt.duration(latest("itl", _WINDOW_S)), "strong"),
+            ("  tok/s in ", "dim"), (fmt.short(latest("prompt", _WINDOW_S)), "strong"),
+            (" out ", "dim"), (fmt.short(latest("tokens", _WINDOW_S)), "strong"),
+            ("  prefix hits ", "dim"), (fmt.percent(latest("prefix", _WINDOW_S)), "strong"),
+        ),
+        width,
+    )  # fmt: skip

@@ -1,1 +1,0 @@
-"""What draws lines and tables, and takes keys and the mouse. Knows no node."""
