@@ -46,13 +46,15 @@ endif
 # Sources of vLLM's CUDA wheels, for the contract tests; kept between runs.
 VLLM_TREES := build/vllm
 
-.PHONY: help run test lint contract gpu snapshots compatibility setup setup-run lock audit clean
+.PHONY: help run test lint contract bench study gpu snapshots compatibility setup setup-run lock audit clean
 
 help:
 	@echo "make run     start the demo: a real node on this machine, a real trace, the policy at work"
 	@echo "make test    lint, types, import contracts and all tests"
 	@echo "make lint    only what needs no test run"
 	@echo "make contract  tests against the sources of vLLM's CUDA wheels, which it fetches"
+	@echo "make bench   time kernels, policy, engine and terminal view, on this machine"
+	@echo "make study   run the experiments of docs/study.md (hours): ARGS=\"--traces DIR --data DIR\""
 	@echo "make gpu     the GPU suite: one card, ten minutes, one JSON document"
 	@echo "make setup   only set up $(VENV)"
 	@echo "make lock    resolve the requirement locks anew"
@@ -75,6 +77,16 @@ contract: setup
 	@$(BIN)/python .ci/fetch_vllm.py $(VLLM_TREES)
 	@HISPARSED_VLLM_TREES=$(CURDIR)/$(VLLM_TREES) $(BIN)/python -m pytest tests/contract \
 		tests/engine/cuda/test_launch.py $(ARGS)
+
+# Ratios and microseconds of one run; nothing is judged. Kernels first, the terminal view last.
+bench: setup
+	@$(BIN)/python -m tests.bench.kernels --quick
+	@$(BIN)/python -m tests.bench.policy
+	@$(BIN)/python -m tests.bench.engine
+	@$(BIN)/python -m tests.bench.tui
+
+study: setup
+	@$(BIN)/python -m tests.bench.study $(ARGS)
 
 # Needs one NVIDIA card and a CUDA build of vLLM in .venv; elsewhere its steps are skipped.
 gpu:

@@ -62,8 +62,6 @@ def measure(steps: int, repeats: int) -> dict[str, Any]:
     for case in CASES:
         inputs = make_inputs(case, steps, seed=1)
         rows += [_resolve_row(case, inputs, backend, repeats) for backend in BACKENDS]
-        if case.q == case.requests == 1:
-            rows += _numba_row(case, inputs, repeats)
     reference = {row["backend"]: row for row in rows if _is_reference(row)}
     torch_us, cpp_us = (reference[name]["us_per_request"] for name in ("torch", "cpp"))
     return {
@@ -103,15 +101,6 @@ def _resolve_row(case: Case, inputs: Inputs, backend: Backend, repeats: int) -> 
     return _row(
         case, backend, _warm(np.min([run[0] for run in runs], axis=0)), miss_ratio(runs[0][1])
     )
-
-
-def _numba_row(case: Case, inputs: Inputs, repeats: int) -> list[dict[str, Any]]:
-    try:
-        from tests.bench import kernels_numba as bench_numba
-    except ImportError:
-        return []
-    runs = [bench_numba.run_steps(case, inputs) for _ in range(repeats)]
-    return [_row(case, "numba", _warm(np.min([run[0] for run in runs], axis=0)), runs[0][1])]
 
 
 def _octile_overhead(steps: int, repeats: int) -> float:
