@@ -58,7 +58,7 @@ def test_small_slab_gives_the_same_tokens(folder: Path, ample: Run) -> None:
     assert hot["references"] == hot["resident"] + hot["hits"] + hot["loads"] + hot["spills"]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_moving_everything_at_random_gives_the_same_tokens(
     folder: Path, ample: Run, seed: int
 ) -> None:

@@ -59,7 +59,7 @@ def held_blocks(engine: Any) -> dict[str, int]:
     return held
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_leases_changed_at_random_give_the_same_tokens(folder: Path, ample: Run, seed: int) -> None:
     engine = build_engine(folder, SMALL_SLAB)
     apply(engine, {"offload_target_blocks": 400, "multiplier": 2.0})
@@ -167,6 +167,7 @@ class Shared:
         return {decision.of(Lever.MULTIPLIER).reason for decision in self.decisions}
 
 
+@pytest.mark.long
 def test_sharing_by_gain_loads_far_fewer_rows_than_even_shares(folder: Path) -> None:
     """Six short requests need little of their buffers; four long ones miss without more."""
     even, shared = Shared(decoding(folder), "even"), Shared(decoding(folder), "marginal-gain")

@@ -71,7 +71,9 @@ def measured(state: ResolverState) -> float:
     return loads / (hits + loads)
 
 
-@pytest.mark.parametrize("capacity", [256, 300, 1024])
+@pytest.mark.parametrize(
+    "capacity", [300, *(pytest.param(one, marks=pytest.mark.long) for one in (256, 1024))]
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ratios_at_seven_smaller_capacities_are_exact(backend: str, capacity: int) -> None:
     steps = drifting_steps(capacity, 300)

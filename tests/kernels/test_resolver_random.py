@@ -13,6 +13,7 @@ from lockstep import INTERPRETED, Lockstep, Shape
 
 pytestmark = pytest.mark.usefixtures("cpp_is_built")
 
+QUICK = 2 if INTERPRETED else 4
 WALKS, STEPS, EXAMPLES = (8, 8, 8) if INTERPRETED else (20, 550, 150)
 """11,000 random steps in total; Triton's interpreter needs a tenth of a second for each."""
 
@@ -112,7 +113,10 @@ class Walk:
         )
 
 
-@pytest.mark.parametrize("seed", range(WALKS))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(QUICK), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(QUICK, WALKS))],
+)
 def test_random_walk_agrees_word_for_word(seed: int) -> None:
     walk = Walk(seed)
     for _ in range(STEPS):

@@ -38,20 +38,21 @@ def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize(
-    ("module", "fewest"),
+    ("module", "marks", "fewest"),
     [
-        ("test_resolver_behaviour.py", 29),
-        ("test_resolver_errors.py", 60),
-        ("test_resolver_random.py", 9),
-        ("test_gather.py", 30),
-        ("interpreted_triton.py", 18),
+        pytest.param("test_resolver_behaviour.py", "", 29, marks=pytest.mark.long),
+        ("test_resolver_errors.py", "not long", 60),
+        ("test_resolver_random.py", "not long", 3),
+        pytest.param("test_resolver_random.py", "", 9, marks=pytest.mark.long),
+        ("test_gather.py", "not long", 30),
+        ("interpreted_triton.py", "not long", 18),
     ],
 )
-def test_interpreted_kernels_pass(module: str, fewest: int) -> None:
+def test_interpreted_kernels_pass(module: str, marks: str, fewest: int) -> None:
     """The same tests as for the other backends, with Triton among them, and its own."""
     # Threads are the C++ backend's; 64 requests are slow here and say no more than 17.
     left_out = "not threads and not (do_not_mix and 64)"
-    options = ["-q", "-p", "no:cacheprovider", "-k", left_out]
+    options = ["-q", "-p", "no:cacheprovider", "-k", left_out, "-m", marks]
     done = run(["-m", "pytest", *options, str(HERE / module)], TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout + done.stderr
     summary = done.stdout.splitlines()[-1]

@@ -49,7 +49,14 @@ def safe(plant: Any, margin: float = 0.2) -> bool:
     return reach.offload_tokens >= reach.hisparse_tokens * (1 + margin)
 
 
-@pytest.mark.parametrize("lent", [150, 400, 640, 700, 1_500, 4_000, 5_000])
+@pytest.mark.parametrize(
+    "lent",
+    [
+        150,
+        5_000,
+        *(pytest.param(one, marks=pytest.mark.long) for one in (400, 640, 700, 1_500, 4_000)),
+    ],
+)
 def test_constant_load_converges_and_stays(kit, lent: int) -> None:
     plant = kit.Plant(tight(), lent)
     plant.in_use_blocks = 3_000
@@ -368,6 +375,7 @@ def served_at(kit: Any, lent: int, slots: float) -> float:
     return plant.run(300)
 
 
+@pytest.mark.long
 def test_it_finds_what_the_geometry_does_not_know(kit) -> None:
     """Chunks take four times their size: equal reach of declared bytes serves little."""
     plain, measured = node(kit, strategy="equal-reach"), node(kit)
@@ -379,6 +387,7 @@ def test_it_finds_what_the_geometry_does_not_know(kit) -> None:
     assert {one.reason for one in measured.moves()} == {Reason.OFFLOAD_WORTH_MORE}
 
 
+@pytest.mark.long
 def test_once_there_it_stays(kit) -> None:
     plant = node(kit)
     plant.run(700)

@@ -184,6 +184,7 @@ def test_a_fixed_split_stays_where_it_is_put(tmp_path: Path) -> None:
     assert shares == {0.4}
 
 
+@pytest.mark.long
 def test_too_small_an_offload_pool_costs_prefixes(tmp_path: Path) -> None:
     ample = summary(run(tmp_path, "policy,pools.hisparse=85%"))
     tiny = summary(run(tmp_path, "policy,pools.hisparse=99%"))
@@ -201,6 +202,7 @@ def test_traffic_that_changes_kind_reaches_the_node(tmp_path: Path) -> None:
     assert (early, late) == ({"0"}, {"1"})
 
 
+@pytest.mark.long
 def test_new_sessions_beyond_the_limit_are_refused_and_come_again(tmp_path: Path) -> None:
     crowded = (Traffic(Sessions(agents(6, 2, first=1800), 64), 30),)
     limits = "admission.order=held-prefix-first,admission.max_waiting_sessions=1"

@@ -51,7 +51,16 @@ def test_a_warm_up_that_takes_all_of_the_time_is_no_scenario() -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", ["stock", "stock,pools.hisparse=90%", "policy", "standard"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in ("stock", "stock,pools.hisparse=90%", "standard")
+        ),
+        "policy",
+    ],
+)
 def test_the_least_host_memory_that_is_named_starts_and_serves(tmp_path: Path, name: str) -> None:
     policy = choose_policy(name)
     least = re.search(
@@ -74,7 +83,7 @@ def test_a_policy_that_the_node_refuses_is_named_before_anything_starts() -> Non
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("copies", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_geometry_that_policies_are_checked_on_is_the_engines(
     tmp_path: Path, copies: int
 ) -> None:

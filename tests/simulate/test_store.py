@@ -80,7 +80,7 @@ def test_one_copy_leaves_stock_vllm_as_many_more_chunks() -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", ["stock", "policy"])
+@pytest.mark.parametrize("name", [pytest.param("stock", marks=pytest.mark.long), "policy"])
 def test_a_budget_of_its_own_is_what_a_policy_runs_with(tmp_path: Path, name: str) -> None:
     plain, twice = (run(tmp_path, spec) for spec in (name, f"{name},host.budget=192MiB"))
     sizes = [
@@ -99,6 +99,7 @@ def test_eight_copies_hold_an_eighth_of_the_chunks_in_a_lent_block(tmp_path: Pat
     assert eight.samples[-1].offload_blocks > 2 * one.samples[-1].offload_blocks
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_what_is_offered_once_is_not_stored_below_the_threshold(tmp_path: Path) -> None:
     """Indexer KV that the GPU gave up and the pool never took has to be computed again."""
@@ -109,6 +110,7 @@ def test_what_is_offered_once_is_not_stored_below_the_threshold(tmp_path: Path) 
     assert hits(held_back) < hits(stored)
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_answers_that_are_not_offloaded_are_computed_again(tmp_path: Path) -> None:
     all_of_it, prompts = (
@@ -119,13 +121,14 @@ def test_answers_that_are_not_offloaded_are_computed_again(tmp_path: Path) -> No
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", ["stock", "policy"])
+@pytest.mark.parametrize("name", [pytest.param("stock", marks=pytest.mark.long), "policy"])
 def test_arc_serves_every_call_on_lent_blocks(tmp_path: Path, name: str) -> None:
     measures = run(tmp_path, f"{name},offload.policy=arc")
     assert len(finished_calls(measures)) > 20
     assert not any(call.failed for call in measures.calls)
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_hot_buffers_can_be_held_below_what_a_step_may_select(tmp_path: Path) -> None:
     """Four rows a step select up to 4x top-k; scratch takes what does not fit 2x."""

@@ -112,6 +112,7 @@ def test_the_table_names_orders_and_starved_calls() -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_over_subscribed_the_policy_puts_held_prefixes_first() -> None:
     load = Load(clients=12, think_s=0.5, warm_up_s=3.0, measured_s=3.0)

@@ -84,11 +84,12 @@ def everything(model: NodeModel) -> Iterator[Line]:
     yield line(changes.freeze(model, "split").title)
 
 
-def test_no_value_anywhere_in_what_a_node_says_breaks_a_page() -> None:
+@pytest.mark.parametrize("rounds", [25, pytest.param(120, marks=pytest.mark.long)])
+def test_no_value_anywhere_in_what_a_node_says_breaks_a_page(rounds: int) -> None:
     chosen = random.Random(7)
     good = {name: recorded(name) for name in NAMES}
     places = {name: list(paths(document)) for name, document in good.items()}
-    for _ in range(120):
+    for _ in range(rounds):
         name = chosen.choice(NAMES)
         *parents, last = chosen.choice(places[name])
         documents = {**good, name: copy.deepcopy(good[name])}

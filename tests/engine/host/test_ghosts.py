@@ -78,6 +78,7 @@ def test_hisparse_ghosts_are_exactly_what_a_larger_pool_serves(tmp_path: Path) -
     assert set(small.ghosts("offload").values()) == {0}, "it holds every prefix"
 
 
+@pytest.mark.long
 def test_offload_ghosts_are_nearly_what_a_larger_pool_serves(tmp_path: Path) -> None:
     """Nearly: chunks are evicted a call's worth at once, and some are on the GPU too."""
     small = Node(tmp_path, hisparse=200, lent=12)
@@ -168,6 +169,7 @@ class Governed:
             apply(node.engine, {"offload_target_blocks": target})
 
 
+@pytest.mark.long
 def test_marginal_value_takes_what_the_offload_pool_does_not_need(tmp_path: Path) -> None:
     """The GPU holds every indexer page here, which equal reach cannot know."""
     governed = {

@@ -71,7 +71,13 @@ def on_one_node(folder: Path) -> dict[str, list[list[int]]]:
     return answers | {name: [answer_of(output)] for name, output in finish(engine).items()}
 
 
-@pytest.mark.parametrize("decode", [AMPLE, SMALL], ids=["ample slab", "small slab"])
+@pytest.mark.parametrize(
+    "decode",
+    [
+        pytest.param(AMPLE, id="ample slab", marks=pytest.mark.long),
+        pytest.param(SMALL, id="small slab"),
+    ],
+)
 def test_prefixes_of_any_length_give_the_tokens_of_one_node(
     folder: Path, on_one_node: dict[str, list[list[int]]], decode: EngineShape
 ) -> None:
@@ -111,7 +117,13 @@ def test_decode_starts_with_no_residency_and_computes_one_token_of_the_prompt(fo
     assert first["hot"]["loads"] > 0, "selected rows must have been fetched from the host pool"
 
 
-@pytest.mark.parametrize("lent", [0, 700], ids=["nothing lent", "most of the pool lent"])
+@pytest.mark.parametrize(
+    "lent",
+    [
+        pytest.param(0, id="nothing lent", marks=pytest.mark.long),
+        pytest.param(700, id="most of the pool lent"),
+    ],
+)
 def test_growing_conversations_give_the_tokens_of_one_node(
     folder: Path, on_one_node: dict[str, list[list[int]]], lent: int
 ) -> None:
@@ -195,7 +207,7 @@ def test_a_prefix_that_ended_in_a_chunk_of_one_token_is_whole(
     assert nodes.decode.counts["fetched_tokens"] == len(first)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_levers_moved_at_random_on_both_nodes_give_the_same_tokens(
     folder: Path, on_one_node: dict[str, list[list[int]]], seed: int
 ) -> None:

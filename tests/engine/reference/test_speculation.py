@@ -111,7 +111,16 @@ def test_accepted_drafts_save_steps(folder: Path, one_by_one: Run) -> None:
     assert run.steps < 0.8 * one_by_one.steps
 
 
-@pytest.mark.parametrize("multiplier", [ONE_TOPK, 1.5, WORST_STEP, VLLM_RESERVATION])
+@pytest.mark.parametrize(
+    "multiplier",
+    [
+        1.5,
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in (ONE_TOPK, WORST_STEP, VLLM_RESERVATION)
+        ),
+    ],
+)
 def test_host_backed_rows_give_the_same_tokens_at_every_size(
     folder: Path, one_by_one: Run, multiplier: float
 ) -> None:
@@ -142,7 +151,7 @@ def test_rejected_rows_never_reach_the_host_where_pages_are_copied_whole(
     assert core_of(engine).model_executor._connectors.spilled_pages > 0
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_moving_everything_at_random_gives_the_same_tokens(
     folder: Path, one_by_one: Run, seed: int
 ) -> None:
@@ -190,6 +199,7 @@ def test_preempted_requests_go_on_with_the_same_tokens(folder: Path) -> None:
     assert run.last_report["hot"]["spills"] > 0
 
 
+@pytest.mark.long
 def test_the_same_steps_plan_the_same_swaps(
     folder: Path, one_by_one: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +231,7 @@ def test_a_lost_row_is_an_error_not_a_token(folder: Path, one_by_one: Run) -> No
         converse(engine, conversations())
 
 
+@pytest.mark.long
 def test_sampled_tokens_are_the_same_too(folder: Path) -> None:
     assert sampled_answer(folder, 0) == sampled_answer(folder, DRAFTS)
 
