@@ -63,7 +63,20 @@ class Reason(StrEnum):
         """Whether a decision with this reason changes something."""
         return self in ACTING
 
+    @property
+    def shown_in_mode(self) -> str:
+        """The mode of a lever that decides so: act, advise or off; empty where any could."""
+        if self.acts:
+            return "act"
+        return {Reason.ADVISE_ONLY: "advise", Reason.OFF: "off"}.get(self, "")
 
+
+def reason_of(code: object) -> Reason | None:
+    """``None`` where this version does not know the code."""
+    return Reason(code) if isinstance(code, str) and code in _CODES else None
+
+
+_CODES = frozenset(Reason)
 ACTING = frozenset(
     {
         Reason.OFFLOAD_SHORT_OF_REACH,

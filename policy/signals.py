@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Literal
-
-from pydantic import PlainSerializer
+from typing import Annotated, Any, Literal
 
 
 class Lever(StrEnum):
@@ -24,9 +22,21 @@ class Lever(StrEnum):
     WATERMARK = "watermark"
 
 
-Levers = Annotated[
-    frozenset[Lever], PlainSerializer(sorted, return_type=list[Lever], when_used="json")
-]
+class _InOrder:
+    """Tells pydantic, where a snapshot is written; without importing it where one is only read."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core.core_schema import list_schema, plain_serializer_function_ser_schema
+
+        schema = handler(source)
+        items = list_schema(schema["items_schema"])
+        schema["serialization"] = plain_serializer_function_ser_schema(
+            sorted, return_schema=items, when_used="json"
+        )
+        return schema
+
+
+Levers = Annotated[frozenset[Lever], _InOrder()]
 """Written in order, so that equal runs leave equal journals."""
 
 

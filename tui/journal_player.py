@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from hisparsed.policy.decisions import Reason, reason_of
 from hisparsed.tui import format as fmt
 from hisparsed.tui import updates
 from hisparsed.tui.history import SPAN_S
@@ -45,14 +46,18 @@ def status_document(tick: RecordedTick, first_s: float) -> Document:
 
 
 def _lever(one: Document, frozen: list[str]) -> Document:
-    reason = text(one, "reason")
-    mode = {"AdviseOnly": "advise", "Off": "off"}.get(reason or "", "act")
+    reason = reason_of(text(one, "reason"))
     return {
         **one,
-        "mode": mode,
+        "mode": "" if reason is None else reason.shown_in_mode,
         "frozen": one.get("lever") in frozen,
-        "pending_restart": reason == "PendingRestart",
+        "pending_restart": reason is Reason.PENDING_RESTART,
     }
+
+
+def _acts(decision: Document) -> bool:
+    reason = reason_of(text(decision, "reason"))
+    return reason is not None and reason.acts
 
 
 def _observed(snapshot: Document) -> Document:
@@ -134,13 +139,12 @@ def flat_decisions(tick: RecordedTick) -> list[Document]:
             "code": one.get("reason"),
             "cause": one.get("cause"),
             "limited_by": one.get("limited_by"),
-            "acts": tick.applied is not None and one.get("current") != one.get("wanted")
-            and one.get("reason") == one.get("cause"),
+            "acts": _acts(one),
             "notable": one.get("lever") in tick.notable,
             "current": one.get("current"),
             "wanted": one.get("wanted"),
             "in_force": bounded.get(one.get("lever")),
-            "error": text(tick.applied, "error"),
+            "error": text(tick.applied, "error") if _acts(one) else None,
             "figures": one.get("figures"),
             "sentence": one.get("sentence"),
         }

@@ -32,12 +32,13 @@ from hisparsed.canary.round import (
 from hisparsed.control.events import Announcer
 from hisparsed.control.holds import Overrides
 from hisparsed.control.journal.journal import Journal
-from hisparsed.control.journal.records import EventKind, TickRecord
+from hisparsed.control.journal.records import TickRecord
 from hisparsed.control.state_files import save_evidence_file
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.status.document import CanaryRun, CanaryState, CanaryStatus
 from hisparsed.engine.messages import CanaryCall, GeometryReport
 from hisparsed.engine.port import EngineGone
+from hisparsed.policy.events import EventKind
 from hisparsed.policy.schema import Canary
 from hisparsed.policy.signals import AdmissionOrder, Lever
 from hisparsed.policy.units import counted

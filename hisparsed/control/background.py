@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from hisparsed.control.events import Announcer
-from hisparsed.control.journal.records import EventKind
 from hisparsed.control.status.document import BackgroundStatus
+from hisparsed.policy.events import EventKind
 from hisparsed.policy.units import format_duration
 
 log = logging.getLogger("hisparsed.control")

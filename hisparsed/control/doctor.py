@@ -20,9 +20,10 @@ from hisparsed.control.api.endpoint import ActorBody, Endpoint, parse_body
 from hisparsed.control.api.errors import ApiError
 from hisparsed.control.api.socket import recorded_actor
 from hisparsed.control.events import DAEMON, Announcer
-from hisparsed.control.journal.records import EventKind, jsonable
+from hisparsed.control.journal.records import jsonable
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.status.document import DoctorFinding, DoctorStatus, Severity
+from hisparsed.policy.events import EventKind
 
 log = logging.getLogger("hisparsed.doctor")
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hisparsed.control.journal.journal import Journal
-from hisparsed.control.journal.records import EventKind, EventRecord, view_event
+from hisparsed.control.journal.records import EventRecord, view_event
+from hisparsed.policy.events import EventKind, EventLevel
 from hisparsed.policy.problems import printable
 
 SILENCE_S = 5.0
@@ -91,35 +92,11 @@ async def _until_closed(
 log = logging.getLogger("hisparsed.control")
 
 DAEMON = "daemon"
-_WARN = frozenset(
-    {
-        EventKind.POLICY_REJECTED,
-        EventKind.VALUE_DROPPED,
-        EventKind.REPORT_FAILED,
-        EventKind.TICK_FAILED,
-        EventKind.TASK_FAILED,
-        EventKind.CANARY_FAILED,
-        EventKind.CONTROL_SOCKET_LOST,
-        EventKind.CONTROL_SOCKET_BACK,
-        EventKind.ENGINE_START_FAILED,
-        EventKind.DOCTOR_FOUND,
-        EventKind.STATE_NOT_KEPT,
-        EventKind.JOURNAL_SET_ASIDE,
-        EventKind.CLOCK_SET,
-        EventKind.GPU_THROTTLED,
-    }
-)
-_ERROR = frozenset(
-    {
-        EventKind.ENGINE_DIED,
-        EventKind.ENGINE_GONE,
-        EventKind.ENGINE_QUARANTINED,
-        EventKind.LEDGER_VIOLATION,
-        EventKind.CANARY_MISMATCH,
-        EventKind.STALLED,
-        EventKind.GPU_LOST,
-    }
-)
+_LEVELS = {
+    EventLevel.INFO: logging.INFO,
+    EventLevel.WARNING: logging.WARNING,
+    EventLevel.ERROR: logging.ERROR,
+}
 
 
 class Announcer:
@@ -140,11 +117,5 @@ class Announcer:
         )
         self._journal.record(record)
         self._broadcast.send(Message("event", view_event(record).model_dump_json()))
-        log.log(level_of(kind), "%s", sentence, extra={"event_id": kind.value, "actor": actor})
-
-
-def level_of(kind: EventKind) -> int:
-    """As in ``logging``."""
-    if kind in _ERROR:
-        return logging.ERROR
-    return logging.WARNING if kind in _WARN else logging.INFO
+        extra = {"event_id": kind.value, "actor": actor}
+        log.log(_LEVELS[kind.level], "%s", sentence, extra=extra)

@@ -22,8 +22,8 @@ import watchfiles
 
 from hisparsed.config.node import NodeConfig
 from hisparsed.control.events import Announcer
-from hisparsed.control.journal.records import EventKind
 from hisparsed.policy.document import read_document
+from hisparsed.policy.events import EventKind
 from hisparsed.policy.keys import PendingRestart, leaves
 from hisparsed.policy.problems import ConfigError
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from hisparsed.control.events import Announcer
 from hisparsed.control.holds import Overrides
 from hisparsed.control.journal.journal import Journal
-from hisparsed.control.journal.records import Applied, EventKind, TickRecord
+from hisparsed.control.journal.records import Applied, TickRecord
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.metrics.collector import ControlMetrics
 from hisparsed.control.observe import (
@@ -38,6 +38,7 @@ from hisparsed.logs.event_ids import LEVERS_MOVED
 from hisparsed.policy.bounds import start_blocks
 from hisparsed.policy.decide import decide, start_commands
 from hisparsed.policy.decisions import Commands, Decision
+from hisparsed.policy.events import EventKind
 from hisparsed.policy.guards import stalled
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.signals import Admission, AdmissionOrder, Geometry, Lever, Snapshot

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from hisparsed.control.events import DAEMON, Announcer
 from hisparsed.control.holds import Overrides
-from hisparsed.control.journal.records import EventKind
 from hisparsed.control.live_policy import Advance, Dropped, PolicySource, Reload, ReloadOutcome
 from hisparsed.control.state_files import OverrideFile, OverrideFileError
 from hisparsed.control.text.status import value_text
+from hisparsed.policy.events import EventKind
 from hisparsed.policy.schedules import Override, Scalar
 from hisparsed.policy.schema import Mode
 from hisparsed.policy.signals import Lever

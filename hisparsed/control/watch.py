@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from hisparsed.control.events import Announcer
 from hisparsed.control.holds import Overrides
 from hisparsed.control.journal.journal import Journal
-from hisparsed.control.journal.records import EventKind
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.engine.gpus import GpuCard, GpusStatus
 from hisparsed.engine.messages import EngineCommand, EngineReport
 from hisparsed.engine.port import EngineGone, EnginePort
+from hisparsed.policy.events import EventKind
 from hisparsed.policy.signals import Lever
 
 _ALL = frozenset(Lever)

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from hisparsed.control.events import level_of
-from hisparsed.control.journal.records import EventKind
 from hisparsed.logs.event_ids import LINES, WORDLESS
 from hisparsed.logs.format import FIELDS
+from hisparsed.policy.events import EventKind
 
 KINDS: Final = {
     EventKind.STARTED: "the loop runs; says where the targets come from",
@@ -86,10 +84,7 @@ def _events() -> Iterator[str]:
     yield ""
     yield "Also in the journal and the event stream of the control API. They have an `actor`."
     yield ""
-    rows = (
-        (f"`{kind.value}`", logging.getLevelName(level_of(kind)).lower(), meaning)
-        for kind, meaning in KINDS.items()
-    )
+    rows = ((f"`{kind.value}`", kind.level.value, meaning) for kind, meaning in KINDS.items())
     yield from _table(("event_id", "level", "meaning"), rows)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hisparsed.control.background import LONGEST_WAIT_S, Background
-from hisparsed.control.journal.records import EventKind
+from hisparsed.policy.events import EventKind
 
 
 class Waits:

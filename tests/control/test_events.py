@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hisparsed.control.events import Announcer, Broadcast, Message, level_of
-from hisparsed.control.journal.records import EventKind
+from hisparsed.control.events import Announcer, Broadcast, Message
 from hisparsed.logs.format import formatter
+from hisparsed.policy.events import EventKind
 from hisparsed.policy.signals import Lever
 
 
@@ -72,4 +72,4 @@ def test_an_event_is_logged_with_its_kind_and_actor(
     record = caplog.records[-1]
     shown = json.loads(formatter("json").format(record))
     assert (shown["event_id"], shown["actor"]) == ("canary-mismatch", "ann")
-    assert (shown["level"], record.levelno) == ("error", level_of(EventKind.CANARY_MISMATCH))
+    assert (shown["level"], record.levelno) == ("error", logging.ERROR)

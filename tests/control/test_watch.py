@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from hisparsed.control.journal.records import EventKind
 from hisparsed.control.text.status import status_page
 from hisparsed.control.watch import FREE_S, HELD_S, GpuEvents
 from hisparsed.engine.gpus import GpuCard, GpusStatus
 from hisparsed.engine.messages import LedgerViolation
 from hisparsed.engine.port import EngineGone
 from hisparsed.policy.decisions import Reason
+from hisparsed.policy.events import EventKind
 from hisparsed.policy.signals import Lever
 
 BROKEN = {

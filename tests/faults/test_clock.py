@@ -16,7 +16,7 @@ from state_node import StateNode
 from hisparsed.canary.round import Trigger
 from hisparsed.canary.watch import CanaryWatch
 from hisparsed.control.journal.journal import Journal, JournalWriter
-from hisparsed.control.journal.records import EventKind, EventRecord
+from hisparsed.control.journal.records import EventRecord
 from hisparsed.control.journal.store import Query, Retention
 from hisparsed.control.live_policy import ClockJump, PolicySource
 from hisparsed.control.state_files import OverrideFile
@@ -24,6 +24,7 @@ from hisparsed.control.status.history import COARSE_S, FINE_SPAN_S, History
 from hisparsed.node.engine.records import RestartFile
 from hisparsed.node.engine.watchdog import Silence, Standstill
 from hisparsed.policy.decisions import Reason
+from hisparsed.policy.events import EventKind
 
 HOUR_S = 3_600.0
 JUMPS = pytest.mark.parametrize("jump_s", [-5 * HOUR_S, -60.0, 60.0, 5 * HOUR_S, 366 * 24 * HOUR_S])

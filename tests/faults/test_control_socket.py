@@ -14,8 +14,8 @@ from edge import LONG_S, Client, request
 
 from hisparsed.control.api.http_server import Cut, HttpLimits
 from hisparsed.control.api.socket import ControlServer
-from hisparsed.control.journal.records import EventKind
 from hisparsed.errors import UserError
+from hisparsed.policy.events import EventKind
 
 SHORT = HttpLimits(connections=8, header_s=0.1, body_s=0.1)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import hisparsed
-from hisparsed.control.journal.records import EventKind
 from hisparsed.logs.event_ids import LINES, WORDLESS
 from hisparsed.logs.format import FIELDS, formatter
+from hisparsed.policy.events import EventKind
 from tests.bench.event_docs import KINDS, document
 
 ROOT = Path(hisparsed.__file__).parent

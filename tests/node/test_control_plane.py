@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hisparsed.control.journal.records import EventKind
 from hisparsed.engine.cuda.nvml import GpuReading
 from hisparsed.node import control_plane as gpus
+from hisparsed.policy.events import EventKind
 
 
 class OneGpu:

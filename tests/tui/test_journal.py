@@ -8,15 +8,17 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from recorded_node import recorded
 
+from hisparsed.policy.decisions import ACTING, Commands, Decision, LeverDecision, Reason
+from hisparsed.policy.signals import Lever
 from hisparsed.tui.app import NodeScreen, TopApp
 from hisparsed.tui.feed import journal_session
-from hisparsed.tui.journal_player import JournalPlayer
-from hisparsed.tui.journal_reader import JournalReader
+from hisparsed.tui.journal_player import JournalPlayer, flat_decisions, status_document
+from hisparsed.tui.journal_reader import JournalReader, RecordedTick
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.options import ViewError
 from hisparsed.tui.widgets import LinesView
@@ -92,6 +94,60 @@ class Playing:
     def at(self) -> float:
         """Seconds of journal that the model shows."""
         return (self.model.node_time_s or 0.0) - BEGIN
+
+
+@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_recorded_decision_reads_as_the_daemon_showed_it(reason: Reason, bounded: bool) -> None:
+    """Whatever the reason, and also where a lever acts without another value: shared leases,
+    limits alone."""
+    from hisparsed.control.journal.records import (
+        APPLIED_JSON,
+        DECISION_JSON,
+        Applied,
+        Difference,
+        TickRecord,
+        view_tick,
+    )
+    from hisparsed.engine.messages import EngineCommand
+
+    lever = LeverDecision(Lever.MULTIPLIER, 2.0, 2.0, None, reason, reason, {"a": 1.0}, "Why.")
+    decision = Decision(1.0, 7, 3, (lever,), Commands())
+    error = None if bounded else "no memory"
+    found = (Difference(Lever.MULTIPLIER, 2.0, 1.5),) if bounded else ()
+    applied = Applied(EngineCommand(), None, error, found)
+    record = TickRecord(
+        9,
+        12.0,
+        "hash",
+        cast(Any, None),
+        decision,
+        applied,
+        None,
+        frozenset({Lever.MULTIPLIER}),
+        None,
+    )
+    tick = RecordedTick(
+        1, "run", 9, 12.0, "hash", {}, json.loads(DECISION_JSON.dump_json(decision)),
+        json.loads(APPLIED_JSON.dump_json(applied)), None, None, frozenset(Lever),
+    )  # fmt: skip
+    shown = [view.model_dump(mode="json") for view in view_tick(record)]
+    assert flat_decisions(tick) == shown
+    assert shown[0]["acts"] is (reason in ACTING)
+
+
+@pytest.mark.parametrize(
+    ("code", "mode"),
+    [("AdviseOnly", "advise"), ("Off", "off"), ("SharedByGain", "act"), ("PolicyValue", "act"),
+     ("Stale", ""), ("CodeOfAnotherVersion", "")],
+)  # fmt: skip
+def test_a_recorded_lever_has_the_mode_that_its_reason_tells(code: str, mode: str) -> None:
+    decision = {"levers": [{"lever": "split", "current": 1, "wanted": 1, "reason": code}]}
+    tick = RecordedTick(
+        1, "run", 9, 12.0, "hash", recorded("tick")["snapshot"], decision, None, None, None,
+        frozenset(),
+    )  # fmt: skip
+    assert status_document(tick, 0.0)["levers"][0]["mode"] == mode
 
 
 def test_every_tick_and_move_is_found(journal: Path) -> None:

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_node import recorded, recorded_model, status_with
 
+from hisparsed.policy.events import EventKind, EventLevel
 from hisparsed.tui import updates
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line
-from hisparsed.tui.views.decisions import Filter, codes, entries
+from hisparsed.tui.views.decisions import Filter, codes, entries, entry_line, event_level
 from hisparsed.tui.views.drawing import ASCII, UNICODE, ViewContext, columns
 from hisparsed.tui.views.header import Banner, header_lines, help_lines
 from hisparsed.tui.views.health import health_lines
@@ -258,3 +259,28 @@ def test_the_policy_page_shows_what_is_out_of_the_ordinary() -> None:
     assert "SCHEDULE IN FORCE nights" in words
     assert "days" not in words
     assert "FROZEN watermark" in words
+
+
+BAD_KINDS = {
+    "ledger-violation", "canary-mismatch", "gpu-lost", "stalled", "engine-died",
+    "engine-quarantined", "engine-gone",
+}  # fmt: skip
+WARNING_KINDS = {
+    "policy-rejected", "value-dropped", "report-failed", "tick-failed", "task-failed",
+    "canary-failed", "doctor-found", "control-socket-lost", "control-socket-back",
+    "state-not-kept", "journal-set-aside", "clock-set", "gpu-throttled", "engine-start-failed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EventKind)
+def test_an_event_has_the_colour_of_its_level(kind: EventKind) -> None:
+    expected = "bad" if kind in BAD_KINDS else "warn" if kind in WARNING_KINDS else "accent"
+    event = {"kind": kind.value, "at_unix_s": 1.0, "sentence": "Why."}
+    shown = entry_line(MODEL, event, CONTEXT)
+    assert [role for part, role in shown.spans if part.strip() == kind] == [expected]
+
+
+def test_an_event_of_a_kind_that_only_the_node_knows_has_the_level_that_it_serves() -> None:
+    event = {"kind": "of-next-year", "level": "error", "at_unix_s": 1.0, "sentence": "Why."}
+    assert "bad" in {role for _, role in entry_line(MODEL, event, CONTEXT).spans}
+    assert event_level({**event, "level": "catastrophe"}) is EventLevel.INFO

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from hisparsed.policy.events import EventLevel, level_of
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import EMPTY, Line, line, wrap
@@ -18,6 +19,7 @@ from hisparsed.tui.views.policy import LEVERS, setting_text
 from hisparsed.tui.wire import Document, dig, finite, items, number, text
 
 _VALUE = len("held-prefix-first")
+EVENT_ROLES = {EventLevel.INFO: "accent", EventLevel.WARNING: "warn", EventLevel.ERROR: "bad"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,15 @@ def is_event(entry: Document) -> bool:
     return "kind" in entry and "lever" not in entry
 
 
+def event_level(entry: Document) -> EventLevel:
+    """As the node serves it; by the kind in journals, and from nodes that serve none."""
+    served = text(entry, "level")
+    return EventLevel(served) if served in _LEVELS else level_of(text(entry, "kind"))
+
+
+_LEVELS = frozenset(EventLevel)
+
+
 def codes(model: NodeModel) -> list[str]:
     """Those that occur, in alphabetical order."""
     return sorted({str(one["code"]) for one in model.decisions if one.get("code")})
@@ -94,11 +105,10 @@ def entry_line(
     at = fmt.clock(number(entry, "at_unix_s"))
     if is_event(entry):
         kind = text(entry, "kind") or ""
-        bad = kind in ("policy-rejected", "report-failed", "tick-failed", "engine-gone")
         return line(
             (f"{at}  ", "dim"),
             (f"{'event':<11}", "title"),
-            (f"{kind:<22} ", "bad" if bad else "accent"),
+            (f"{kind:<22} ", EVENT_ROLES[event_level(entry)]),
             text(entry, "sentence") or "",
         )
     acts, error = bool(entry.get("acts")), text(entry, "error")

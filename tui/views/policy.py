@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hisparsed.policy.decisions import reason_of
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line, fit, line, wrap
@@ -46,7 +47,8 @@ def _setting(model: NodeModel, lever: Document, context: ViewContext) -> str:
 def _lever_line(lever: Document, setting: str) -> Line:
     mode, reason = text(lever, "mode") or "", text(lever, "reason") or ""
     name = text(lever, "lever") or ""
-    moves = dig(lever, "current") != dig(lever, "wanted")
+    known = reason_of(reason)
+    moves = dig(lever, "current") != dig(lever, "wanted") or (known is not None and known.acts)
     limited = text(lever, "limited_by")
     return line(
         (f"{name:<11}", "title"),

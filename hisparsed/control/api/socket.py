@@ -31,8 +31,8 @@ from hisparsed.control.api.http_server import (
     QuietServer,
     bounded,
 )
-from hisparsed.control.journal.records import EventKind
 from hisparsed.errors import UserError
+from hisparsed.policy.events import EventKind
 
 _SCHEME: Final = "unix-user:"
 _SO_PEERGROUPS: Final = 59

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, computed_field
 
 from hisparsed.engine.messages import ApplyResult, EngineCommand
 from hisparsed.policy.decisions import Decision, LeverDecision
+from hisparsed.policy.events import EventKind, EventLevel
 from hisparsed.policy.signals import Lever, Snapshot
 
 SNAPSHOT_JSON: TypeAdapter[Snapshot] = TypeAdapter(Snapshot)
@@ -71,53 +71,6 @@ class TickRecord:
     sentence: str | None
 
 
-class EventKind(StrEnum):
-    STARTED = "started"
-    POLICY_LOADED = "policy-loaded"
-    POLICY_REJECTED = "policy-rejected"
-    VALUE_SET = "value-set"
-    VALUE_UNSET = "value-unset"
-    VALUE_EXPIRED = "value-expired"
-    VALUE_DROPPED = "value-dropped"
-    SCHEDULE_BEGAN = "schedule-began"
-    SCHEDULE_ENDED = "schedule-ended"
-    PENDING_RESTART = "pending-restart"
-    FROZEN = "frozen"
-    THAWED = "thawed"
-    MODE_SET = "mode-set"
-    REPORT_FAILED = "report-failed"
-    REPORT_BACK = "report-back"
-    TICK_FAILED = "tick-failed"
-    TASK_FAILED = "task-failed"
-    LEDGER_VIOLATION = "ledger-violation"
-    LEDGER_SOUND = "ledger-sound"
-    CANARY_RECORDED = "canary-recorded"
-    CANARY_MISMATCH = "canary-mismatch"
-    CANARY_FAILED = "canary-failed"
-    CANARY_CLEARED = "canary-cleared"
-    DOCTOR_FOUND = "doctor-found"
-    DOCTOR_CLEARED = "doctor-cleared"
-    CONTROL_SOCKET_LOST = "control-socket-lost"
-    CONTROL_SOCKET_BACK = "control-socket-back"
-    STATE_NOT_KEPT = "state-not-kept"
-    STATE_KEPT = "state-kept"
-    JOURNAL_SET_ASIDE = "journal-set-aside"
-    CLOCK_SET = "clock-set"
-    GPU_LOST = "gpu-lost"
-    GPU_BACK = "gpu-back"
-    GPU_THROTTLED = "gpu-throttled"
-    GPU_FULL_SPEED = "gpu-full-speed"
-    STALLED = "stalled"
-    STALL_ENDED = "stall-ended"
-    ENGINE_DIED = "engine-died"
-    ENGINE_RESTARTING = "engine-restarting"
-    ENGINE_READY = "engine-ready"
-    ENGINE_START_FAILED = "engine-start-failed"
-    ENGINE_QUARANTINED = "engine-quarantined"
-    ENGINE_GONE = "engine-gone"
-    STOPPED = "stopped"
-
-
 @dataclass(frozen=True, slots=True)
 class EventRecord:
     """Something beside the ticks; ``actor`` is who did it, ``daemon`` where nobody did."""
@@ -169,6 +122,11 @@ class EventView(BaseModel):
     kind: EventKind
     actor: str
     sentence: str
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def level(self) -> EventLevel:
+        return self.kind.level
 
 
 def view_event(record: EventRecord) -> EventView:

@@ -21,13 +21,13 @@ from hisparsed.control.journal.records import (
     DECISION_JSON,
     SNAPSHOT_JSON,
     DecisionView,
-    EventKind,
     EventRecord,
     EventView,
     Record,
     TickRecord,
     view_lever,
 )
+from hisparsed.policy.events import EventKind
 from hisparsed.policy.signals import Lever
 
 SCHEMA_VERSION = 1

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from hisparsed.config.sections import SupervisionConfig
 from hisparsed.control.events import DAEMON, Announcer
-from hisparsed.control.journal.records import EventKind
 from hisparsed.control.status.current import Board
 from hisparsed.control.status.document import (
     EngineEnd,
@@ -25,6 +24,7 @@ from hisparsed.node.engine.supervision import Died, Supervision
 from hisparsed.node.openai.admission import Gate
 from hisparsed.node.openai.errors import Refusal
 from hisparsed.node.service import ServiceManager
+from hisparsed.policy.events import EventKind
 from hisparsed.policy.keys import PendingRestart
 from hisparsed.policy.units import format_duration
 

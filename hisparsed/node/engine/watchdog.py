@@ -12,9 +12,9 @@ import contextlib
 from collections.abc import Callable
 
 from hisparsed.control.events import Announcer
-from hisparsed.control.journal.records import EventKind
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.node.engine.records import RestartFile
+from hisparsed.policy.events import EventKind
 
 MOST_A_LOOK_S = 2.0
 """What one look adds at most; many times longer than looks are apart."""

@@ -13,7 +13,6 @@ import pytest
 
 from hisparsed.config.node import NodeConfig
 from hisparsed.control.api.engine import EngineBusyError
-from hisparsed.control.journal.records import EventKind
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.status.document import Lifecycle
 from hisparsed.errors import EngineStartError, UserError
@@ -28,6 +27,7 @@ from hisparsed.node.openai.errors import Refusal
 from hisparsed.node.openai.session_limit import Queue, SessionDoor
 from hisparsed.node.openai.upstream import EngineSlot
 from hisparsed.node.service import ServiceManager
+from hisparsed.policy.events import EventKind
 
 POLICY = "version: 1\n"
 

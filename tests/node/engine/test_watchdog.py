@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hisparsed.control.journal.records import EventKind
 from hisparsed.node.engine.records import RESTARTS_FILE, RestartFile
 from hisparsed.node.engine.watchdog import Standstill
+from hisparsed.policy.events import EventKind
 from hisparsed.policy.schema import Policy
 
 WORDS = "2 running and 1 waiting requests have made no progress for 31s"
