@@ -229,8 +229,6 @@ def slow_reasons(mask: int) -> tuple[str, ...]:
     return tuple(name for bit, name in SLOW_REASONS.items() if mask & bit)
 
 
-engine_log = logging.getLogger("hisparsed.engine")
-
 EVERY_S = 1.0
 _STOP_S = 2.0
 
@@ -285,7 +283,7 @@ class GpuWatch:
                     failing = False
                 except Exception:
                     if not failing:
-                        engine_log.exception("The GPUs cannot be read.")
+                        log.exception("The GPUs cannot be read.")
                     failing = True
                 self._stop.wait(self._every_s)
         finally:
