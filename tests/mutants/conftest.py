@@ -1,0 +1,6 @@
+"""The tests import the runner's own module."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
