@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -16,10 +18,10 @@ from hisparsed.control.status.document import CanaryStatus
 
 
 class CanaryApi:
-    """``watch`` is ``None`` until there is an engine."""
+    """``watch`` gives the canary of the engine that serves; ``None`` while none does."""
 
-    def __init__(self) -> None:
-        self.watch: CanaryWatch | None = None
+    def __init__(self, watch: Callable[[], CanaryWatch | None]) -> None:
+        self._watch = watch
 
     def routes(self) -> list[Route]:
         return [
@@ -57,6 +59,7 @@ class CanaryApi:
         return JSONResponse(jsonable(watch.status()))
 
     def _serving(self) -> CanaryWatch:
-        if self.watch is None:
+        watch = self._watch()
+        if watch is None:
             raise ApiError(503, "not_ready", "the engine is starting; the canary comes after it")
-        return self.watch
+        return watch

@@ -32,7 +32,7 @@ def serve(
     from hisparsed.config.node import load_node_config
     from hisparsed.control.doctor import Doctor
     from hisparsed.engine.compat.versions import OVERRIDE_ENV
-    from hisparsed.node.node import run_node
+    from hisparsed.node.run import run_node
     from hisparsed.node.service import configure_logging, service_manager
     from hisparsed.operations.doctor import AbsentDoctor, NodeDoctor
 

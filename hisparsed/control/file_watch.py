@@ -121,10 +121,7 @@ async def watch_files(
 
 
 class NodeFile:
-    """``load`` reads the document as the start of a node does, raising ``ConfigError``.
-
-    ``tell`` gets what only a restart puts in force.
-    """
+    """``load`` reads the document as the start of a node does, raising ``ConfigError``."""
 
     def __init__(
         self,
@@ -133,15 +130,14 @@ class NodeFile:
         announcer: Announcer,
         *,
         load: Callable[[Path], NodeConfig],
-        tell: Callable[[tuple[PendingRestart, ...]], None],
     ) -> None:
         self._path = path
         self._running = running
         self._announcer = announcer
         self._load = load
-        self._tell = tell
         self._seen: str | None = None
-        self._pending: tuple[PendingRestart, ...] = ()
+        self.pending: tuple[PendingRestart, ...] = ()
+        """What only a restart puts in force."""
 
     def now_runs(self, config: NodeConfig) -> None:
         """From now on the document is compared with this."""
@@ -149,8 +145,7 @@ class NodeFile:
             return
         self._running = config
         with contextlib.suppress(ConfigError):  # told when the file was seen to have changed
-            self._pending = differences(config, self._load(self._path))
-            self._tell(self._pending)
+            self.pending = differences(config, self._load(self._path))
 
     def look(self) -> None:
         """Compare again if the file is another one than at the last look."""
@@ -169,12 +164,11 @@ class NodeFile:
             said = f"{self._path} has changed, and a restart would fail: {unexpected(error)}"
             self._announcer.event(EventKind.PENDING_RESTART, said)
             return
-        if pending != self._pending:
+        if pending != self.pending:
             keys = ", ".join(one.key for one in pending)
             said = f"A restart would change {keys}." if pending else "No restart is pending."
             self._announcer.event(EventKind.PENDING_RESTART, f"{self._path} has changed. {said}")
-        self._pending = pending
-        self._tell(pending)
+        self.pending = pending
 
 
 def differences(running: NodeConfig, wanted: NodeConfig) -> tuple[PendingRestart, ...]:

@@ -12,12 +12,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from hisparsed.control.events import Announcer
-from hisparsed.control.holds import Overrides
-from hisparsed.control.journal.journal import Journal
 from hisparsed.control.journal.records import Applied, TickRecord
-from hisparsed.control.live_policy import PolicySource
-from hisparsed.control.metrics.collector import ControlMetrics
 from hisparsed.control.observe import (
     bounded,
     command_for,
@@ -28,12 +23,12 @@ from hisparsed.control.observe import (
     observe,
 )
 from hisparsed.control.operator import announce_advance, announce_dropped
-from hisparsed.control.state_files import TargetFile, Targets, restored
-from hisparsed.control.status.current import Board, TickOutcome
-from hisparsed.control.status.document import Lifecycle
+from hisparsed.control.plane import ControlPlane
+from hisparsed.control.state_files import Targets, restored
+from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.watch import LedgerGuard
 from hisparsed.engine.messages import AdmissionCommand, ApplyResult, EngineReport
-from hisparsed.engine.port import EngineGone, EnginePort
+from hisparsed.engine.port import EngineGone, EnginePort, ServingCounters
 from hisparsed.logs.event_ids import LEVERS_MOVED
 from hisparsed.policy.bounds import start_blocks
 from hisparsed.policy.decide import decide, start_commands
@@ -52,41 +47,36 @@ class ControlLoop:
     """One engine life. ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds.
 
     ``set_admission`` puts limits in force that the API side keeps; it is called with each
-    admission that the engine accepted. ``targets`` keeps what is in force over a restart. Call
+    admission that the engine accepted. ``refused`` counts calls that these limits refused. Call
     ``start`` once, then ``run``.
     """
 
     def __init__(
         self,
         engine: EnginePort,
-        source: PolicySource,
-        overrides: Overrides,
-        journal: Journal,
-        announcer: Announcer,
-        metrics: ControlMetrics,
-        board: Board,
+        plane: ControlPlane,
         *,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         set_admission: Callable[[Admission], None],
+        refused: Callable[[], int] | None = None,
         live_levers: frozenset[Lever] = frozenset(Lever),
-        targets: TargetFile | None = None,
     ) -> None:
         self._engine = engine
-        self._source = source
-        self._overrides = overrides
-        self._journal = journal
-        self._announcer = announcer
-        self._metrics = metrics
-        self._board = board
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._source = plane.source
+        self._overrides = plane.overrides
+        self._journal = plane.journal
+        self._announcer = plane.announcer
+        self._metrics = plane.metrics
+        self._status = plane.status
+        self._counters = plane.status.counters
+        self._targets = plane.targets
+        self._clock = plane.clock
+        self._wall_clock = plane.wall_clock
         self._sleep = sleep
         self._set_admission = set_admission
+        self._refused = refused
         self._live_levers = live_levers
-        self._targets = targets
-        self._guard = LedgerGuard(engine, overrides, announcer)
+        self._guard = LedgerGuard(engine, plane.overrides, plane.announcer)
         self._memory = Memory()
         self._report: EngineReport | None = None
         self._reported_at_s = 0.0
@@ -139,7 +129,6 @@ class ControlLoop:
             )
         else:
             sentence = "Started; every lever stays where the engine put it."
-        self._board.lifecycle = Lifecycle.SERVING
         self._announcer.event(EventKind.STARTED, sentence)
 
     async def run(self) -> None:
@@ -154,14 +143,14 @@ class ControlLoop:
             if left_out:
                 # Ticks that are due are left out, so that a slow engine is not asked more often.
                 due_s += left_out * period_s
-                self._board.late_ticks += left_out
+                self._counters.late_ticks += left_out
                 if now_s - said_late_s >= _SAY_LATE_EVERY_S:
                     said_late_s = now_s
                     log.warning(
                         "Tick %d took over %gs; %d left out so far.",
                         self._tick,
                         period_s,
-                        self._board.late_ticks,
+                        self._counters.late_ticks,
                     )
             await self._sleep(due_s - now_s)
 
@@ -172,7 +161,7 @@ class ControlLoop:
         except EngineGone:
             raise
         except Exception as error:
-            self._board.failed_ticks += 1
+            self._counters.failed_ticks += 1
             if not self._tick_failing:
                 log.exception("Tick %d failed.", self._tick)
                 self._announcer.event(
@@ -198,7 +187,7 @@ class ControlLoop:
         active = self._source.active
         policy = self._overrides.over(self._source.in_force.policy)
         now_s = self._clock()
-        serving = self._engine.serving()
+        serving = self._serving()
         snapshot = observe(
             report,
             serving,
@@ -239,13 +228,17 @@ class ControlLoop:
         self._metrics.count_tick(record, tick_s)
         # Without a new report nothing is known of the engine: it may be in one long step.
         still = stalled(policy, snapshot, self._memory) if fresh else None
-        self._board.show(
+        self._status.show(
             TickOutcome(record, report, serving, policy, self._reported_at_s, tick_s, still)
         )
         if record.sentence is not None:
             moved = applied is not None
             level = logging.INFO if moved else logging.DEBUG
             log.log(level, "%s", record.sentence, extra={"event_id": LEVERS_MOVED})
+
+    def _serving(self) -> ServingCounters:
+        counters = self._engine.serving()
+        return counters if self._refused is None else replace(counters, refused=self._refused())
 
     async def _take_report(self) -> bool:
         """Whether there is a new report; the last one stays in use where there is none."""
@@ -254,7 +247,7 @@ class ControlLoop:
         except EngineGone:
             raise
         except Exception as error:
-            self._board.failed_reports += 1
+            self._counters.failed_reports += 1
             if not self._report_failing:
                 self._announcer.event(
                     EventKind.REPORT_FAILED, f"The engine did not report: {_words(error)}."
@@ -277,7 +270,7 @@ class ControlLoop:
         except EngineGone:
             raise
         except Exception as error:
-            self._board.failed_applies += 1
+            self._counters.failed_applies += 1
             log.warning("The engine refused a command: %s", _words(error))
             return Applied(command, None, _words(error))
         self._metrics.count_apply(self._clock() - began_s)

@@ -7,6 +7,8 @@ None of them repairs anything.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -94,6 +96,17 @@ class GpuEvents:
             yield from _lost_or_back(card, known)
             if not card.lost and card.slowed_by is not None:
                 yield from _throttled(card, frozenset(card.slowed_by) - _NORMAL, known, now_s)
+
+
+async def report_gpus(
+    status: Callable[[], GpusStatus | None], announcer: Announcer, *, every_s: float = 1.0
+) -> None:
+    """Until cancelled, also while no engine runs: a lost GPU is what ends one."""
+    events = GpuEvents()
+    while True:
+        for kind, sentence in events.news(status(), time.monotonic()):
+            announcer.event(kind, sentence)
+        await asyncio.sleep(every_s)
 
 
 def _lost_or_back(card: GpuCard, known: _Known) -> Iterator[tuple[EventKind, str]]:

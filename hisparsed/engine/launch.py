@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import replace
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Protocol
 
 from hisparsed.config.machine import NodeKind
 from hisparsed.config.node import NodeConfig
 from hisparsed.engine.compat.features import require_supported_vllm
 from hisparsed.engine.compat.versions import installed_vllm
+from hisparsed.engine.context_limit import ContextLimit
 from hisparsed.engine.hot_sizes import HotPolicy
 from hisparsed.engine.messages import (
     ApplyResult,
@@ -58,7 +58,7 @@ class NodeBody(Protocol):
         ...
 
     def llm_class(self) -> Any:
-        """``AsyncLLM`` or a subclass of it."""
+        """``LimitedLLM`` or a subclass of it."""
         ...
 
 
@@ -98,10 +98,13 @@ def require_startable(config: NodeConfig, kind: NodeKind, *, max_multiplier: flo
     body_of(kind).require_startable(config, max_multiplier=max_multiplier)
 
 
-def launch_engine(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) -> EngineHandle:
+def launch_engine(
+    config: NodeConfig, kind: NodeKind, *, max_multiplier: float, context_limit: ContextLimit
+) -> EngineHandle:
     """Start the engine of a ``config`` that is startable; blocks until it can serve.
 
-    ``max_multiplier``, in top-k, bounds any hot buffer; vLLM sizes its tables for it.
+    ``max_multiplier``, in top-k, bounds any hot buffer; vLLM sizes its tables for it. Calls keep to
+    ``context_limit``, which outlives engines.
     Raises ``UserError`` when vLLM refuses the configuration, ``EngineStartError`` when the engine
     then does not start.
     """
@@ -111,7 +114,7 @@ def launch_engine(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) 
     body = body_of(kind)
     vllm_config = body.vllm_config(config, max_multiplier=max_multiplier)
     try:
-        return start_engine(vllm_config, body.llm_class())
+        return start_engine(vllm_config, body.llm_class(), context_limit)
     except Exception as error:
         raise EngineStartError(f"{error}\nThe lines above, from vLLM, say why.") from error
 
@@ -158,8 +161,6 @@ class EngineHandle:
         self.waiting_calls = 0
         self.room_for_calls = 0
         """Calls that could have started running at once."""
-        self.refused_calls: Callable[[], int] | None = None
-        """Counts calls that an admission limit refused; set by who enforces the limits."""
 
     def is_alive(self) -> bool:
         return not self.llm.errored
@@ -190,8 +191,7 @@ class EngineHandle:
 
     def serving(self) -> ServingCounters:
         counters: ServingCounters = self._stat_logger.counters()
-        refused = self.refused_calls
-        return counters if refused is None else replace(counters, refused=refused())
+        return counters
 
     def unfinished_requests(self) -> int:
         return int(self.llm.get_num_unfinished_requests())
@@ -232,13 +232,15 @@ class EngineHandle:
         self.llm.shutdown(timeout=timeout_s)
 
 
-def start_engine(vllm_config: Any, llm_class: Any) -> EngineHandle:
+def start_engine(vllm_config: Any, llm_class: Any, context_limit: ContextLimit) -> EngineHandle:
     """Start the engine core process and wait until it serves. Needs a running event loop.
 
-    ``llm_class`` is vLLM's ``AsyncLLM`` or a subclass of it.
+    ``llm_class`` is a ``LimitedLLM``.
     Raises whatever vLLM raises when the engine cannot start; nothing is left running then.
     """
     llm = llm_class.from_vllm_config(vllm_config)
+    llm.context_limit = context_limit
+    context_limit.chars_per_token = llm.chars_per_token
     return EngineHandle(llm, find_stat_logger(llm.logger_manager))
 
 

@@ -8,7 +8,6 @@ inside the object is for the connector to judge; order and number of calls are n
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from functools import cached_property
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -37,9 +36,8 @@ def transfer_fault(extra_args: Mapping[str, Any] | None) -> str | None:
 class LimitedLLM(AsyncLLM):  # type: ignore[misc]
     """vLLM's engine front with a context limit that can change while it serves."""
 
-    @cached_property
-    def context_limit(self) -> ContextLimit:
-        return ContextLimit()
+    context_limit: ContextLimit
+    """Set by ``start_engine``, since vLLM makes this object."""
 
     @property
     def chars_per_token(self) -> int | None:

@@ -22,7 +22,8 @@ from hisparsed.control.journal.journal import Journal, JournalWriter
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.loop import ControlLoop
 from hisparsed.control.metrics.collector import ControlMetrics
-from hisparsed.control.status.current import Board, TickOutcome
+from hisparsed.control.plane import ControlPlane
+from hisparsed.control.status.current import CurrentStatus, StatusSources, TickOutcome
 from hisparsed.control.status.document import NodeInfo
 from hisparsed.engine.messages import EngineCommand
 from hisparsed.engine.simulated.node import SimulatedNode
@@ -194,6 +195,7 @@ class LoopControl:
         )
         self._writes = journal_folder is not None
         overrides, broadcast = Overrides(), Broadcast()
+        announcer = Announcer(self._journal, broadcast, wall_clock=clock.unix_s)
         info = NodeInfo(
             kind="simulated",
             model=title,
@@ -202,29 +204,28 @@ class LoopControl:
             pid=0,
             started_unix_s=clock.unix_s(),
         )
-        board = Board(
+        status = CurrentStatus(
             info,
             self._source,
             overrides,
             self._journal,
             broadcast,
+            StatusSources(on_tick=lambda: (watch,)),
             clock=clock.now_s,
             wall_clock=clock.unix_s,
         )
-        board.watchers.append(watch)
-        self._loop = ControlLoop(
-            node,
+        plane = ControlPlane(
             self._source,
             overrides,
             self._journal,
-            Announcer(self._journal, broadcast, wall_clock=clock.unix_s),
-            ControlMetrics(),
-            board,
+            broadcast,
+            announcer,
+            status,
+            ControlMetrics(status.status),
             clock=clock.now_s,
             wall_clock=clock.unix_s,
-            sleep=asyncio.sleep,
-            set_admission=self._set_admission,
         )
+        self._loop = ControlLoop(node, plane, set_admission=self._set_admission)
         self._runner = asyncio.Runner()
 
     @property

@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from hisparsed.control.api.http_server import Cut
 from hisparsed.control.metrics.collector import ControlMetrics
 from hisparsed.control.metrics.table import METRICS
 
 
+def _no_status() -> NoReturn:
+    raise RuntimeError("describing metrics reads no status")
+
+
 def metrics_document() -> str:
     """docs/metrics.md: every metric of a fresh registry, with labels and help."""
-    metrics = ControlMetrics()
+    metrics = ControlMetrics(_no_status)
     rows = []
     described = [*metrics.describe(), *metrics._tick.describe(), *metrics._apply.describe()]
     labels = {metric.name: metric.labels for metric in METRICS} | {

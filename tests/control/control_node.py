@@ -15,9 +15,18 @@ from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.loop import ControlLoop
 from hisparsed.control.metrics.collector import ControlMetrics
 from hisparsed.control.operator import Operator
+from hisparsed.control.plane import ControlPlane
 from hisparsed.control.state_files import TargetFile
-from hisparsed.control.status.current import Board
-from hisparsed.control.status.document import NodeInfo
+from hisparsed.control.status.current import CurrentStatus, OnTick, StatusSources
+from hisparsed.control.status.document import (
+    BackgroundStatus,
+    CanaryStatus,
+    DoctorStatus,
+    EngineLifeStatus,
+    Lifecycle,
+    NodeInfo,
+)
+from hisparsed.engine.gpus import GpusStatus
 from hisparsed.engine.messages import (
     ApplyResult,
     EngineCommand,
@@ -29,6 +38,7 @@ from hisparsed.engine.messages import (
     RequestsReport,
 )
 from hisparsed.engine.port import ServingCounters
+from hisparsed.policy.keys import PendingRestart
 
 BUDGET = 1_000
 FLOOR = 66
@@ -215,7 +225,10 @@ class FakeEngine:
 
 
 class Node:
-    """A control side with a fake engine. Files are below ``folder``, or ``state`` where given."""
+    """A control side with a fake engine. Files are below ``folder``, or ``state`` where given.
+
+    Tests set what the rest of a daemon would show: ``lifecycle`` to ``on_tick``.
+    """
 
     def __init__(self, folder: Path, policy: str = POLICY, state: Path | None = None) -> None:
         self.folder = folder
@@ -224,6 +237,15 @@ class Node:
         self.clock = ManualClock()
         self.engine = FakeEngine()
         self.admissions: list[Any] = []
+        self.lifecycle = Lifecycle.SERVING
+        self.engine_life: EngineLifeStatus | None = None
+        self.canary: Callable[[], CanaryStatus | None] = lambda: None
+        self.doctor: Callable[[], DoctorStatus | None] = lambda: None
+        self.gpus: GpusStatus | None = None
+        self.background: list[BackgroundStatus] = []
+        self.not_kept: Callable[[], list[str]] = list
+        self.node_pending: tuple[PendingRestart, ...] = ()
+        self.on_tick: list[OnTick] = []
         self.logged: list[str] = []
         info = NodeInfo(
             kind="reference",
@@ -235,7 +257,7 @@ class Node:
         )
         monotonic, wall = self.clock.monotonic, self.clock.wall
         self.source = PolicySource(self.policy_path, clock=monotonic, wall_clock=wall)
-        self.overrides, self.broadcast, self.metrics = Overrides(), Broadcast(), ControlMetrics()
+        self.overrides, self.broadcast = Overrides(), Broadcast()
         writer = JournalWriter(
             state or folder / "state",
             run="run-1",
@@ -244,36 +266,50 @@ class Node:
             log=self.logged.append,
         )
         self.journal = Journal(writer, run="run-1")
-        announcer = Announcer(self.journal, self.broadcast, wall_clock=wall)
-        self.operator = Operator(self.source, self.overrides, announcer, wall_clock=wall)
-        self.board = Board(
+        self.announcer = Announcer(self.journal, self.broadcast, wall_clock=wall)
+        self.operator = Operator(self.source, self.overrides, self.announcer, wall_clock=wall)
+        self.current = CurrentStatus(
             info,
             self.source,
             self.overrides,
             self.journal,
             self.broadcast,
+            StatusSources(
+                lifecycle=lambda: self.lifecycle,
+                engine=lambda: self.engine_life,
+                canary=lambda: self.canary(),  # noqa: PLW0108 (tests replace it)
+                doctor=lambda: self.doctor(),  # noqa: PLW0108 (tests replace it)
+                gpus=lambda: self.gpus,
+                background=lambda: self.background,
+                not_kept=lambda: self.not_kept(),  # noqa: PLW0108 (tests replace it)
+                node_pending=lambda: self.node_pending,
+                on_tick=lambda: self.on_tick,
+            ),
             clock=monotonic,
             wall_clock=wall,
         )
-        self.metrics.bind(self.board.status)
-        self.api = ControlApi(self.board, self.operator, self.source, self.journal, self.broadcast)
+        self.metrics = ControlMetrics(self.current.status)
+        self.api = ControlApi(
+            self.current, self.operator, self.source, self.journal, self.broadcast
+        )
         self.server = ControlServer(
             self.api.application(), folder / "control.sock", end_streams=self.broadcast.close
         )
         self.targets = TargetFile(state or folder)
-        self.loop = ControlLoop(
-            self.engine,
+        plane = ControlPlane(
             self.source,
             self.overrides,
             self.journal,
-            announcer,
+            self.broadcast,
+            self.announcer,
+            self.current,
             self.metrics,
-            self.board,
             clock=monotonic,
             wall_clock=wall,
-            sleep=self.clock.sleep,
-            set_admission=self.admissions.append,
             targets=self.targets,
+        )
+        self.loop = ControlLoop(
+            self.engine, plane, sleep=self.clock.sleep, set_admission=self.admissions.append
         )
 
     async def open(self) -> None:

@@ -27,7 +27,7 @@ class Waits:
 
 
 def background(node: Any, waits: Waits) -> Background:
-    return Background(node.loop._announcer, clock=node.clock.monotonic, sleep=waits)
+    return Background(node.announcer, clock=node.clock.monotonic, sleep=waits)
 
 
 async def test_a_task_that_fails_begins_again_and_is_told(
@@ -112,8 +112,8 @@ async def test_a_watcher_of_ticks_that_fails_keeps_no_other_from_the_tick(node: 
         raise OverflowError("too far")
 
     await node.loop.start()
-    node.board.watchers[:0] = [fails]
-    node.board.watchers.append(seen.append)
+    node.on_tick[:0] = [fails]
+    node.on_tick.append(seen.append)
     with pytest.raises(OverflowError, match="too far"):
         await node.loop.tick()
     assert len(seen) == 1

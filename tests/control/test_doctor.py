@@ -65,7 +65,7 @@ def watched(node: Any) -> Watch:
             wall_clock=node.clock.wall,
             limit_s=limit_s,
         )
-        node.board.doctor = watch.status
+        node.doctor = watch.status
         return watch
 
     return make
@@ -86,7 +86,7 @@ async def test_what_was_found_before_the_start_is_told_worst_first(
     assert (status.fatal, status.warnings, status.checks) == (1, 1, 4)
     assert status.at_unix_s == START_S
     assert events(node) == [("doctor-found", "daemon")] * 2, "a note is no news"
-    text = status_page(node.board.status(), width=200)
+    text = status_page(node.current.status(), width=200)
     assert "doctor     1 fatal, 1 warning of 4 checks" in text
     assert "FATAL    memlock: memlock is wrong; what helps: mend memlock" in text
 
@@ -96,7 +96,7 @@ async def test_it_looks_again_when_time_has_passed_and_beside_the_event_loop(
 ) -> None:
     doctor = ScriptedDoctor(WELL)
     watch = watched(doctor)
-    node.board.watchers.append(watch.watch)
+    node.on_tick.append(watch.watch)
     await node.loop.start()
     node.clock.now_s += LOOK_EVERY_S - 1
     await node.ticks(1)
@@ -135,7 +135,7 @@ async def test_a_look_that_fails_keeps_what_was_found(node: Any, watched: Watch)
     status = await watch.look(actor="ada")
     assert status.error == "the machine could not be looked at: OSError: no /dev/shm"
     assert [one.check for one in status.findings] == ["leaked-memory"]
-    assert "TROUBLE  the machine could not" in status_page(node.board.status(), width=200)
+    assert "TROUBLE  the machine could not" in status_page(node.current.status(), width=200)
     doctor.next = [WELL]
     assert (await watch.look(actor="ada")).error is None
 

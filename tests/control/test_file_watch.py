@@ -184,7 +184,7 @@ NODE = "host_budget: 1GiB\ndrain_timeout: 2m\nlog: {level: info}\n"
 
 
 @pytest.fixture
-def node_file(node: Any, tmp_path: Path) -> tuple[NodeFile, Path, list[Any]]:
+def node_file(node: Any, tmp_path: Path) -> tuple[NodeFile, Path]:
     path = tmp_path / "hisparsed.yaml"
     path.write_text(NODE)
 
@@ -192,45 +192,41 @@ def node_file(node: Any, tmp_path: Path) -> tuple[NodeFile, Path, list[Any]]:
         loaded: Loaded[NodeConfig] = load_document(document, NodeConfig)
         return loaded.value
 
-    told: list[Any] = []
-    announcer = node.loop._announcer
-    return NodeFile(path, load(path), announcer, load=load, tell=told.append), path, told
+    return NodeFile(path, load(path), node.announcer, load=load), path
 
 
 def test_what_runs_needs_no_restart(node: Any, node_file: Any) -> None:
-    watch, path, told = node_file
+    watch, path = node_file
     watch.look()
     path.write_text(NODE + "# a comment\n")
     watch.look()
-    assert told == [(), ()]
+    assert watch.pending == ()
     assert kinds(node) == []
 
 
 def test_a_changed_node_document_is_pending_until_a_restart(node: Any, node_file: Any) -> None:
-    watch, path, told = node_file
+    watch, path = node_file
     path.write_text("host_budget: 2GiB\ndrain_timeout: 90s\nlog: {level: info}\n")
     watch.look()
     watch.look()
-    assert told == [
-        (
-            PendingRestart("host_budget", "1GiB", "2GiB"),
-            PendingRestart("drain_timeout", "2m", "1m30s"),
-        )
-    ]
+    assert watch.pending == (
+        PendingRestart("host_budget", "1GiB", "2GiB"),
+        PendingRestart("drain_timeout", "2m", "1m30s"),
+    )
     assert kinds(node) == ["pending-restart"]
     path.write_text(NODE)
     watch.look()
-    assert told[-1] == ()
+    assert watch.pending == ()
     (event, *_) = node.journal.recent_events(1)
     assert "No restart is pending" in event.sentence
 
 
 def test_a_node_document_with_which_a_restart_would_fail_is_told(node: Any, node_file: Any) -> None:
-    watch, path, told = node_file
+    watch, path = node_file
     path.write_text("host_budget: lots\n")
     watch.look()
     watch.look()
-    assert told == []
+    assert watch.pending == ()
     (event,) = node.journal.recent_events(10)
     assert "a restart would fail" in event.sentence
     assert "hisparsed.yaml:1: host_budget" in event.sentence

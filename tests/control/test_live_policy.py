@@ -248,7 +248,7 @@ def test_unset_takes_it_out_of_the_file(kept: Any) -> None:
 )
 def test_a_damaged_file_is_kept_aside_and_told(node: Any, content: bytes) -> None:
     (node.folder / "overrides.json").write_bytes(content)
-    restore_overrides(node.source, node.loop._announcer, node.folder)
+    restore_overrides(node.source, node.announcer, node.folder)
     assert node.source.overrides == ()
     assert (node.folder / "overrides.json.damaged").read_bytes() == content
     (event, *_) = node.journal.recent_events(1)

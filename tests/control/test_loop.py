@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hisparsed.control.status.document import Lifecycle
 from hisparsed.control.text.status import status_page
 from hisparsed.engine.messages import LeasePointReport, RequestHotReport
 from hisparsed.engine.port import EngineGone
@@ -27,7 +26,6 @@ async def test_start_puts_the_policys_start_in_force(node: Any) -> None:
     (command,) = node.engine.commands
     assert command.offload_target_blocks == 100
     assert command.multiplier == 2.0
-    assert node.board.lifecycle is Lifecycle.SERVING
     assert [one.max_running for one in node.admissions] == [8]
     (event,) = await node.journal.events(10)
     assert "100 of 1000 host blocks" in event.sentence
@@ -154,12 +152,12 @@ async def test_a_failed_report_is_counted_and_later_stale(node: Any) -> None:
     await node.ticks(1)
     node.engine.report_trouble = [TimeoutError("no answer")] * 7
     await node.ticks(7)
-    assert node.board.failed_reports == 7
+    assert node.current.counters.failed_reports == 7
     assert set(last_reasons(node).values()) == {Reason.STALE}
-    assert "reported" in (node.board.unready() or "")
+    assert "reported" in (node.current.unready() or "")
     await node.ticks(1)
     assert Reason.STALE not in last_reasons(node).values()
-    assert node.board.unready() is None
+    assert node.current.unready() is None
     kinds = [event.kind for event in await node.journal.events(10)]
     assert kinds == ["report-back", "report-failed", "started"]
 
@@ -172,7 +170,7 @@ async def test_a_refused_command_is_counted_and_tried_again(node: Any) -> None:
     record = node.journal.ticks[-1]
     assert record.applied.error == "not now"
     assert "It failed: not now." in record.sentence
-    assert node.board.failed_applies == 1
+    assert node.current.counters.failed_applies == 1
     await node.ticks(3)
     assert node.engine.target > 10
 
@@ -195,9 +193,9 @@ async def test_a_mistake_in_deciding_does_not_end_the_node(
     monkeypatch.setattr("hisparsed.control.loop.decide", mistake)
     commands = len(node.engine.commands)
     await run_for(node, 3, [])
-    assert node.board.failed_ticks == 3
+    assert node.current.counters.failed_ticks == 3
     assert len(node.engine.commands) == commands
-    kinds = [event.kind for event in node.board.status().events]
+    kinds = [event.kind for event in node.current.status().events]
     assert kinds == ["tick-failed", "started"]
     monkeypatch.undo()
     await node.ticks(1)
@@ -245,7 +243,7 @@ async def test_ticks_do_not_drift(node: Any) -> None:
     slept = await run_for(node, 4, [0.25, 0.5, 0.125, 0.0])
     assert slept == [0.75, 0.5, 0.875, 1.0]
     assert node.clock.now_s == began + 4
-    assert node.board.late_ticks == 0
+    assert node.current.counters.late_ticks == 0
 
 
 async def test_a_slow_engine_leaves_ticks_out_instead_of_piling_them_up(node: Any) -> None:
@@ -254,7 +252,7 @@ async def test_a_slow_engine_leaves_ticks_out_instead_of_piling_them_up(node: An
     slept = await run_for(node, 3, [3.25, 0.0, 0.0])
     assert slept == [0.75, 1.0, 1.0]
     assert node.clock.now_s == began + 6
-    assert node.board.late_ticks == 3
+    assert node.current.counters.late_ticks == 3
     assert len(node.journal.ticks) == 3
 
 
@@ -369,7 +367,7 @@ async def test_what_the_policy_wants_is_told_and_never_sent(fixed: Any) -> None:
 
 async def test_status_shows_lever_and_key(fixed: Any) -> None:
     await fixed.ticks(1)
-    status = fixed.board.status()
+    status = fixed.current.status()
     assert [one.pending_restart for one in status.levers if one.lever is Lever.MULTIPLIER] == [True]
     assert status.policy.pending_restart == [PendingRestart("hot.start", "4", "2")]
     assert "NEEDS RESTART" in status_page(status)

@@ -54,7 +54,7 @@ async def test_a_thousand_reloads_while_the_loop_ticks(make_node: Any) -> None:
     assert rejected > RELOADS / 5
     assert node.source.reload_failures == rejected
     assert [tick.decision.tick for tick in node.journal.ticks] == list(range(1, 11))
-    assert node.board.failed_ticks == 0
+    assert node.current.counters.failed_ticks == 0
     assert node.source.active.generation == 1 + loaded
 
 
@@ -109,7 +109,7 @@ async def test_values_set_and_unset_at_random_always_leave_a_valid_policy(node: 
         if rng.random() < 0.3:
             await node.ticks(1)
     assert 30 < refused < 270
-    assert node.board.failed_ticks == 0
+    assert node.current.counters.failed_ticks == 0
 
 
 @pytest.mark.parametrize("text", BAD)

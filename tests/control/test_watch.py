@@ -47,7 +47,7 @@ async def test_it_is_told_once_with_rule_and_figures(node: Any) -> None:
     assert await kinds(node) == [EventKind.STARTED, EventKind.LEDGER_VIOLATION]
     event = (await node.journal.events(1))[0]
     assert "one-tenant: host block 7 is lent twice" in event.sentence
-    assert "BROKEN   host ledger, levers frozen: one-tenant" in status_page(node.board.status())
+    assert "BROKEN   host ledger, levers frozen: one-tenant" in status_page(node.current.status())
     assert b"hisparsed_ledger_violations_total 1.0" in generate_latest(node.metrics.registry)
 
 

@@ -1,6 +1,6 @@
 """The listener of the OpenAI side around a scripted application, and clients of raw bytes.
 
-Key guard, list of paths, gate, limits and sockets are the daemon's own; only vLLM is not here.
+Key guard, list of paths, admission, limits and sockets are the daemon's own; only vLLM is not here.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hisparsed.control.api.http_server import Connections, HttpLimits
-from hisparsed.node.openai.admission import Gate
+from hisparsed.node.openai.admission import Admission
 from hisparsed.node.openai.server import edge_server, guarded
-from hisparsed.node.openai.session_limit import Queue, SessionDoor
+from hisparsed.node.openai.session_limit import Queue, SessionLimiter
 from hisparsed.node.resources import bind_tcp
 
 SHORT = HttpLimits(header_s=0.1, body_s=0.1, idle_s=0.5, write_s=0.3)
@@ -83,9 +83,11 @@ class Edge:
         self.hold.set()
         self.stream_bytes = stream_bytes
         self.connections = Connections(limits)
-        door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
-        self.gate = Gate(self._application, door=door, metrics_page=lambda: b"up 1\n")
-        self._server = edge_server(guarded(self.gate, api_keys=api_keys), self.connections)
+        sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
+        self.admission = Admission(
+            self._application, sessions=sessions, metrics_page=lambda: b"up 1\n"
+        )
+        self._server = edge_server(guarded(self.admission, api_keys=api_keys), self.connections)
         self._socket = bind_tcp("127.0.0.1", 0, key="api.port")
         self.port: int = self._socket.getsockname()[1]
         self._serving: asyncio.Task[None] | None = None

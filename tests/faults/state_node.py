@@ -30,14 +30,14 @@ class StateNode(Node):
         self.source.restore(OverrideFile(state))
         watch = StateWatch(
             self.journal,
-            self.loop._announcer,
+            self.announcer,
             {
                 "targets.json": lambda: self.targets.error,
                 "overrides.json": lambda: self.source.not_kept,
             },
         )
-        self.board.not_kept = watch.not_kept
-        self.board.watchers.append(watch.watch)
+        self.not_kept = watch.not_kept
+        self.on_tick.append(watch.watch)
 
     @property
     def journal_file(self) -> Path:

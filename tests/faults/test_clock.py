@@ -22,7 +22,7 @@ from hisparsed.control.live_policy import ClockJump, PolicySource
 from hisparsed.control.state_files import OverrideFile
 from hisparsed.control.status.history import COARSE_S, FINE_SPAN_S, History
 from hisparsed.node.engine.records import RestartFile
-from hisparsed.node.engine.watchdog import Silence, Standstill
+from hisparsed.node.engine.watchdog import ReportAge, StallWatch
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.events import EventKind
 
@@ -217,13 +217,13 @@ async def test_the_canary_asks_by_its_period_whatever_the_clock_shows(
     watch = CanaryWatch(
         unused,
         node.overrides,
-        node.loop._announcer,
+        node.announcer,
         node.journal,
         node.state,
         clock=node.clock.monotonic,
         wall_clock=node.clock.wall,
     )
-    node.board.watchers.append(watch.watch)
+    node.on_tick.append(watch.watch)
     await node.loop.start()
     for second in range(181):
         node.clock.set_by_s += jump_s if second in (30, 90) else 0
@@ -257,7 +257,7 @@ async def test_a_machine_that_slept_ticks_once_and_goes_on(
     gaps_s = [after - before for before, after in pairwise(times)]
     assert gaps_s == [1, 1, 1 + paused_s, 0.5, *(1,) * 5], "back to whole seconds at once"
     assert all(0 < slept <= 1 for slept in node.clock.slept)
-    assert node.board.unready() is None, "the report of the tick after is new"
+    assert node.current.unready() is None, "the report of the tick after is new"
     assert "report-failed" not in node.kinds()
 
 
@@ -266,21 +266,21 @@ LOOK_S = 0.2
 
 @pytest.mark.parametrize("paused_s", [90.0, HOUR_S])
 def test_an_engine_is_not_killed_for_a_pause_of_the_whole_machine(paused_s: float) -> None:
-    silence, now_s = Silence(100.0), 100.0
+    age, now_s = ReportAge(100.0), 100.0
     for _ in range(20):
         now_s += LOOK_S
-        silence.since_report_s(now_s, 103.0)
+        age.since_report_s(now_s, 103.0)
     now_s += paused_s
-    assert silence.since_report_s(now_s, 103.0) < 5
+    assert age.since_report_s(now_s, 103.0) < 5
     now_s += LOOK_S
-    assert silence.since_report_s(now_s, now_s) == 0, "the tick after brings a new report"
+    assert age.since_report_s(now_s, now_s) == 0, "the tick after brings a new report"
 
 
 def test_an_engine_that_says_nothing_is_found_in_time_while_the_daemon_listens() -> None:
-    silence, now_s, silent_s = Silence(100.0), 100.0, 0.0
-    while silent_s <= 120:
+    age, now_s, age_s = ReportAge(100.0), 100.0, 0.0
+    while age_s <= 120:
         now_s += LOOK_S
-        silent_s = silence.since_report_s(now_s, 100.0)
+        age_s = age.since_report_s(now_s, 100.0)
     assert now_s - 100 == pytest.approx(120, abs=2 * LOOK_S)
 
 
@@ -288,14 +288,14 @@ def test_a_clock_set_back_neither_forgets_nor_prolongs_the_cap_on_restarts(
     node: StateNode,
 ) -> None:
     restarts = RestartFile(node.state)
-    standstill = Standstill(
-        node.loop._announcer, restarts, wall_clock=node.clock.wall, restart=lambda _why: None
+    stalls = StallWatch(
+        node.announcer, restarts, wall_clock=node.clock.wall, restart=lambda _why: None
     )
     restarts.save([node.clock.wall() - 100, node.clock.wall() - 50])
     node.clock.set_by_s -= 5 * HOUR_S
-    assert not standstill._may_restart(2)[0], "two within the hour are all that is allowed"
+    assert not stalls._may_restart(2)[0], "two within the hour are all that is allowed"
     node.clock.now_s += HOUR_S + 1
-    assert standstill._may_restart(2)[0], "and an hour later they no longer count"
+    assert stalls._may_restart(2)[0], "and an hour later they no longer count"
 
 
 RECORD_JUMPS = pytest.mark.parametrize("jump_s", [-5 * HOUR_S, -60.0, 60.0, 5 * HOUR_S])
@@ -369,7 +369,7 @@ async def test_the_history_stays_in_order_and_keeps_its_ages(
     node: StateNode, jump_s: float
 ) -> None:
     history = History()
-    node.board.watchers.append(history.watch)
+    node.on_tick.append(history.watch)
     await node.loop.start()
     begin_s = node.clock.now_s
     await node.ticks(round(FINE_SPAN_S) + 60)
@@ -390,7 +390,7 @@ async def test_the_status_has_the_new_time_and_no_age_of_hours(node: StateNode) 
     await node.ticks(3)
     node.clock.set_by_s += 5 * HOUR_S
     await node.ticks(1)
-    status: Any = node.board.status()
+    status: Any = node.current.status()
     assert status.at_unix_s == node.clock.wall()
     assert status.observed.engine.report_age_s <= 1.0
-    assert node.board.unready() is None
+    assert node.current.unready() is None

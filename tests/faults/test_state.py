@@ -110,12 +110,12 @@ async def test_the_status_says_what_is_not_kept_and_why(
     node = await started(tmp_path, real_disk.folder)
     with real_disk.full():
         await trouble(node)
-        status = node.board.status()
+        status = node.current.status()
         assert status.journal.error == "database or disk is full"
         assert len(status.not_kept) == 2
         assert all(why.endswith("No space left on device") for why in status.not_kept)
     await after_the_retry(node)
-    assert node.board.status().not_kept == []
+    assert node.current.status().not_kept == []
     node.close_journal()
 
 
@@ -135,7 +135,7 @@ async def test_a_file_system_that_turns_read_only(tmp_path: Path, real_disk: Rea
     real_disk.read_only()
     await trouble(node)
     assert len(node.sentences("state-not-kept")) == 3
-    assert "Read-only file system" in "\n".join(node.board.status().not_kept)
+    assert "Read-only file system" in "\n".join(node.current.status().not_kept)
     real_disk.writable()
     await after_the_retry(node)
     assert_told_and_mended(node, files=2)
@@ -149,7 +149,7 @@ async def test_a_folder_that_becomes_somebody_elses(tmp_path: Path) -> None:
     with not_permitted(state):
         await trouble(node)
         assert len(node.sentences("state-not-kept")) == 3
-        assert "Permission denied" in "\n".join(node.board.status().not_kept)
+        assert "Permission denied" in "\n".join(node.current.status().not_kept)
     await after_the_retry(node)
     assert_told_and_mended(node, files=2)
     node.close_journal()
@@ -168,7 +168,7 @@ async def test_a_folder_that_is_removed_is_made_again(tmp_path: Path) -> None:
     assert OverrideFile(state).load() == node.source.overrides
     assert ticks_in_file(node)[-1] == node.journal.ticks[-1].sequence
     assert state.stat().st_mode & 0o777 == 0o750
-    assert node.board.status().not_kept == []
+    assert node.current.status().not_kept == []
     node.close_journal()
 
 
@@ -195,7 +195,7 @@ async def test_a_start_on_a_damaged_file_that_cannot_be_put_aside(
     (real_disk.folder / TARGETS).write_text('{"version": 1, "policy_ha')
     real_disk.read_only()
     node = Node(tmp_path, state=real_disk.folder)
-    restore_overrides(node.source, node.loop._announcer, real_disk.folder)
+    restore_overrides(node.source, node.announcer, real_disk.folder)
     (event, *_) = node.journal.recent_events(1)
     assert "cannot be kept as" in event.sentence
     assert "Read-only file system" in event.sentence

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import yaml
@@ -20,9 +20,9 @@ from hisparsed.control.metrics.collector import ControlMetrics
 from hisparsed.control.metrics.table import METRICS
 from hisparsed.engine.context_limit import ContextLimit
 from hisparsed.engine.cuda.nvml import SLOW_REASONS
-from hisparsed.node.openai.admission import Gate
-from hisparsed.node.openai.server import ConnectionCollector, GateCollector
-from hisparsed.node.openai.session_limit import Queue, SessionDoor
+from hisparsed.node.openai.admission import Admission
+from hisparsed.node.openai.server import AdmissionCollector, ConnectionCollector
+from hisparsed.node.openai.session_limit import Queue, SessionLimiter
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.signals import Lever
 
@@ -59,15 +59,19 @@ def labels_by_metric() -> dict[str, set[str]]:
 
     async def unused(*_: object) -> None: ...
 
-    door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
-    gate = GateCollector(Gate(unused, door=door, metrics_page=lambda: b""), ContextLimit())
+    def no_status() -> NoReturn:
+        raise AssertionError("names need no status")
+
+    sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
+    admission = Admission(unused, sessions=sessions, metrics_page=lambda: b"")
+    calls = AdmissionCollector(admission, ContextLimit())
     found: dict[str, set[str]] = {}
     connections = ConnectionCollector(Connections(HttpLimits()))
-    for family in (*gate.collect(), *connections.collect()):
+    for family in (*calls.collect(), *connections.collect()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
-    metrics = ControlMetrics()
-    for family in metrics.registry.collect():
+    metrics = ControlMetrics(no_status)
+    for family in (*metrics._tick.describe(), *metrics._apply.describe()):
         suffix = "_total" if family.type == "counter" else ""
         found.setdefault(family.name + suffix, set())
         if family.type == "histogram":

@@ -1,7 +1,7 @@
 """The control API as an application: `/v1/...`, health, status, decisions, and the event stream.
 
-Reads the board and the journal. ``policy`` has the routes that change something, ``views`` those
-for a closer look. The socket's file mode says who may connect.
+Reads the current status and the journal. ``policy`` has the routes that change something, ``views``
+those for a closer look. The socket's file mode says who may connect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hisparsed.control.journal.records import jsonable
 from hisparsed.control.journal.store import Query
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.operator import Operator
-from hisparsed.control.status.current import Board
+from hisparsed.control.status.current import CurrentStatus
 from hisparsed.control.status.document import Lifecycle, Status
 from hisparsed.policy.signals import Lever
 
@@ -58,7 +58,7 @@ class _EventsQuery(BaseModel):
 class ControlApi:
     """The handlers; ``application`` makes the ASGI application of them."""
 
-    board: Board
+    current: CurrentStatus
     operator: Operator
     source: PolicySource
     journal: Journal
@@ -68,14 +68,14 @@ class ControlApi:
     def application(self) -> Starlette:
         routes = [
             *self._routes(),
-            *PolicyApi(self.board, self.operator, self.source).routes(),
+            *PolicyApi(self.current, self.operator, self.source).routes(),
             *self.more_routes,
         ]
         endpoints = [route for route in routes if isinstance(route, Endpoint)]
 
         @cache
         def document() -> dict[str, Any]:
-            return openapi_document(endpoints, self.board.status().node.version)
+            return openapi_document(endpoints, self.current.status().node.version)
 
         async def describe(_: Request) -> Response:
             return JSONResponse(document())
@@ -131,18 +131,18 @@ class ControlApi:
         ]
 
     async def healthz(self, request: Request) -> Response:
-        if self.board.lifecycle is Lifecycle.ENGINE_GONE:
+        if self.current.lifecycle is Lifecycle.ENGINE_GONE:
             raise ApiError(503, "engine_gone", "the engine is gone; the daemon is stopping")
         return JSONResponse({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        reason = self.board.unready()
+        reason = self.current.unready()
         if reason is not None:
             raise ApiError(503, "not_ready", reason)
         return JSONResponse({"status": "ready"})
 
     async def status(self, request: Request) -> Response:
-        return JSONResponse(jsonable(self.board.status()))
+        return JSONResponse(jsonable(self.current.status()))
 
     async def decisions(self, request: Request) -> Response:
         asked = parse_query(request, _DecisionsQuery)
@@ -175,7 +175,7 @@ class ControlApi:
                 yield _frame(message)
 
     def _status(self) -> Message:
-        return Message("status", self.board.status().model_dump_json())
+        return Message("status", self.current.status().model_dump_json())
 
 
 def _frame(message: Message) -> str:

@@ -1,6 +1,6 @@
 """The engine's route on the control socket: what a restart would do, and doing it.
 
-Whoever restarts engines stands behind ``EngineControl``; nothing is decided here.
+Whoever restarts engines stands behind ``EngineRestarter``; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EngineBusyError(Exception):
     """No restart can begin now; the message says why."""
 
 
-class EngineControl(Protocol):
+class EngineRestarter(Protocol):
     def plan_restart(self, drain_s: float | None) -> RestartPlan:
         """``None`` is the node's drain timeout. Raises ``EngineBusyError``, and ``ConfigError``
         when the node's document has a mistake."""
@@ -60,10 +60,8 @@ class _RestartBody(ActorBody):
 
 
 class EngineApi:
-    """``engine`` is ``None`` until somebody supervises one."""
-
-    def __init__(self) -> None:
-        self.engine: EngineControl | None = None
+    def __init__(self, restarter: EngineRestarter) -> None:
+        self._restarter = restarter
 
     def routes(self) -> list[Route]:
         return [
@@ -83,13 +81,11 @@ class EngineApi:
         """Answers when the restart has begun; the status document tells the rest."""
         body = await parse_body(request, _RestartBody)
         actor = recorded_actor(request.scope, body.actor)
-        if self.engine is None:
-            raise ApiError(409, "engine_busy", "the daemon is starting; it has no engine yet")
         try:
             if body.dry_run:
-                plan = self.engine.plan_restart(body.drain_s)
+                plan = self._restarter.plan_restart(body.drain_s)
             else:
-                plan = self.engine.restart(body.drain_s, actor=actor)
+                plan = self._restarter.restart(body.drain_s, actor=actor)
         except EngineBusyError as error:
             raise ApiError(409, "engine_busy", str(error)) from None
         except ConfigError as error:

@@ -21,7 +21,7 @@ from hisparsed.control.holds import Overrides
 from hisparsed.control.journal.records import jsonable
 from hisparsed.control.live_policy import PolicySource, ReloadOutcome
 from hisparsed.control.operator import Operator
-from hisparsed.control.status.current import Board, schedule_statuses
+from hisparsed.control.status.current import CurrentStatus, schedule_statuses
 from hisparsed.policy.effective import Origin, Source
 from hisparsed.policy.keys import PendingRestart, changes, settable_keys
 from hisparsed.policy.problems import ConfigError, key_text, refuse
@@ -144,7 +144,7 @@ class _DocumentBody(BaseModel):
 class PolicyApi:
     """The handlers; ``routes`` names their paths."""
 
-    board: Board
+    current: CurrentStatus
     operator: Operator
     source: PolicySource
 
@@ -237,7 +237,7 @@ class PolicyApi:
         )
 
     async def policy(self, request: Request) -> Response:
-        pending = self.board.pending_restart()
+        pending = self.current.pending_restart()
         return JSONResponse(policy_document(self.source, self.operator.overrides, pending))
 
     async def schema(self, request: Request) -> Response:
@@ -269,7 +269,7 @@ class PolicyApi:
             )
         except ConfigError as error:
             raise ApiError(422, "value_refused", _words(error)) from None
-        pending = [asdict(one) for one in self.board.pending_restart()]
+        pending = [asdict(one) for one in self.current.pending_restart()]
         answer = {"override": asdict(override), "pending_restart": pending}
         return JSONResponse({**answer, **self._summary()})
 
@@ -322,7 +322,7 @@ class PolicyApi:
         return JSONResponse(self._summary())
 
     def _summary(self) -> dict[str, Any]:
-        policy = self.board.status().policy
+        policy = self.current.status().policy
         return {
             "generation": policy.generation,
             "content_hash": policy.content_hash,

@@ -55,12 +55,18 @@ class _TickQuery(_Query):
 
 
 class ApiViews:
-    """``requests`` asks the engine; ``None`` until there is one."""
+    """``engine`` gives what asks the engine for its requests; ``None`` while none serves."""
 
     def __init__(
-        self, journal: Journal, broadcast: Broadcast, logs: LogRing, history: History
+        self,
+        journal: Journal,
+        broadcast: Broadcast,
+        logs: LogRing,
+        history: History,
+        *,
+        engine: Callable[[], AskForRequests | None] = lambda: None,
     ) -> None:
-        self.requests: AskForRequests | None = None
+        self._engine = engine
         self.logs = logs
         self.history = history
         self._journal = journal
@@ -107,10 +113,11 @@ class ApiViews:
         ]
 
     async def request_table(self, request: Request) -> Response:
-        if self.requests is None:
+        requests = self._engine()
+        if requests is None:
             raise ApiError(503, "not_ready", "the engine is starting; it has no requests yet")
         try:
-            table = await self.requests()
+            table = await requests()
         except TimeoutError as error:
             raise ApiError(503, "not_ready", f"the engine is busy: {error}") from None
         return JSONResponse(jsonable(table))

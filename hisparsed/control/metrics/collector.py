@@ -38,10 +38,10 @@ def direction(decision: LeverDecision) -> str:
 
 
 class ControlMetrics(Collector):
-    """Owns its registry. ``bind`` says where the status comes from."""
+    """Owns its registry. ``status`` is asked for the document at each scrape."""
 
-    def __init__(self) -> None:
-        self._status: Callable[[], Status] | None = None
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status = status
         self._moves: Counter[tuple[str, str, str]] = Counter()
         self._holds: Counter[tuple[str, str]] = Counter()
         self.registry = CollectorRegistry()
@@ -58,9 +58,6 @@ class ControlMetrics(Collector):
             registry=self.registry,
         )
         self.registry.register(self)
-
-    def bind(self, status: Callable[[], Status]) -> None:
-        self._status = status
 
     def count_tick(self, record: TickRecord, tick_s: float) -> None:
         """A move counts when the engine accepted it."""
@@ -85,13 +82,12 @@ class ControlMetrics(Collector):
         yield CounterMetricFamily("hisparsed_holds", _HOLDS_HELP, labels=("lever", "reason"))
 
     def collect(self) -> Iterator[Family]:
-        if self._status is not None:
-            status = self._status()
-            for metric in METRICS:
-                family = _family(metric.name, metric.help, metric.labels, metric.is_counter)
-                for labels, value in metric.read(status):
-                    family.add_metric(labels, float(value))
-                yield family
+        status = self._status()
+        for metric in METRICS:
+            family = _family(metric.name, metric.help, metric.labels, metric.is_counter)
+            for labels, value in metric.read(status):
+                family.add_metric(labels, float(value))
+            yield family
         moves = CounterMetricFamily(
             "hisparsed_moves", _MOVES_HELP, labels=("lever", "direction", "reason")
         )

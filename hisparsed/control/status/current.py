@@ -1,13 +1,13 @@
 """The node's status now: the loop hands in each finished tick, everything else reads.
 
-``Board.status`` builds the document from the last tick and the parts around it; ``unready`` says
-why the node should get no requests. Keeps the latest tick only: ``history`` and the journal have
-the past.
+``CurrentStatus.status`` builds the document from the last tick and the parts around it; ``unready``
+says why the node should get no requests. Keeps the latest tick only: ``history`` and the journal
+have the past.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hisparsed.control.events import Broadcast, Message
@@ -249,7 +249,39 @@ class TickOutcome:
     """That calls stand still though memory is free, with the figures; ``None`` when they move."""
 
 
-class Board:
+OnTick = Callable[[TickOutcome], None]
+
+
+@dataclass(slots=True)
+class LoopCounters:
+    """Of all control loops of this daemon, one after the other."""
+
+    failed_reports: int = 0
+    failed_applies: int = 0
+    failed_ticks: int = 0
+    late_ticks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSources:
+    """What the status shows beside the loop's own. The defaults: a node that has none of it."""
+
+    lifecycle: Callable[[], Lifecycle] = lambda: Lifecycle.SERVING
+    engine: Callable[[], EngineLifeStatus | None] = lambda: None
+    canary: Callable[[], CanaryStatus | None] = lambda: None
+    """``None`` while no engine serves."""
+    doctor: Callable[[], DoctorStatus | None] = lambda: None
+    gpus: Callable[[], GpusStatus | None] = lambda: None
+    background: Callable[[], list[BackgroundStatus]] = list
+    not_kept: Callable[[], list[str]] = list
+    """Files of the state folder that cannot be written, and why."""
+    node_pending: Callable[[], tuple[PendingRestart, ...]] = tuple
+    """What the node's document says now, where it is not what runs."""
+    on_tick: Callable[[], Iterable[OnTick]] = tuple
+    """Who is called with a finished tick, in this order; asked at each tick."""
+
+
+class CurrentStatus:
     """``clock`` is monotonic seconds, ``wall_clock`` Unix seconds."""
 
     def __init__(
@@ -259,47 +291,38 @@ class Board:
         overrides: Overrides,
         journal: Journal,
         broadcast: Broadcast,
+        sources: StatusSources,
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
         self.node = node
-        self.lifecycle = Lifecycle.STARTING
-        self.failed_reports = 0
-        self.failed_applies = 0
-        self.failed_ticks = 0
-        self.late_ticks = 0
-        self.node_pending: tuple[PendingRestart, ...] = ()
-        """What the node's document says now, where it is not what runs."""
-        self.watchers: list[Callable[[TickOutcome], None]] = []
-        """Called with every finished tick."""
-        self.canary: Callable[[], CanaryStatus] | None = None
-        self.doctor: Callable[[], DoctorStatus] | None = None
-        self.engine: Callable[[], EngineLifeStatus] | None = None
-        self.gpus: Callable[[], GpusStatus | None] | None = None
-        self.background: Callable[[], list[BackgroundStatus]] = list
-        self.not_kept: Callable[[], list[str]] = list
-        """Files of the state folder that cannot be written, and why."""
+        self.counters = LoopCounters()
         self._source = source
         self._overrides = overrides
         self._journal = journal
         self._broadcast = broadcast
+        self._sources = sources
         self._clock = clock
         self._wall_clock = wall_clock
         self._last: TickOutcome | None = None
         self._said: tuple[str, float] | None = None
 
+    @property
+    def lifecycle(self) -> Lifecycle:
+        return self._sources.lifecycle()
+
     def show(self, outcome: TickOutcome) -> None:
         """Take in a finished tick and tell the listeners.
 
-        Raises what a watcher raised, when all have had the tick.
+        Raises what one of ``on_tick`` raised, when all have had the tick.
         """
         self._last = outcome
         record = outcome.record
         if record.sentence is not None:
             self._said = (record.sentence, record.at_unix_s)
         failed: Exception | None = None
-        for watch in self.watchers:
+        for watch in self._sources.on_tick():
             try:
                 watch(outcome)
             except Exception as error:
@@ -323,7 +346,7 @@ class Board:
 
     def unready(self) -> str | None:
         """Why the node should get no requests; ``None`` when it should."""
-        engine = self.engine() if self.engine is not None else None
+        engine = self._sources.engine()
         if self.lifecycle is not Lifecycle.SERVING:
             why = f": {engine.sentence}" if engine is not None else ""
             return f"the node is {self.lifecycle}{why}"
@@ -336,17 +359,14 @@ class Board:
             return f"the engine reported {age_s:.1f}s ago, over {limit_s:g}s"
         if self._last is not None and self._last.stalled is not None:
             return self._last.stalled
-        canary = self._canary()
+        canary = self._sources.canary()
         if canary is not None and canary.not_ready:
             return f"the canary answered otherwise: {canary.sentence}"
         return None
 
-    def _canary(self) -> CanaryStatus | None:
-        return None if self.canary is None else self.canary()
-
     def pending_restart(self) -> list[PendingRestart]:
         """Values of the policy and of the node's document that only a restart puts in force."""
-        return [*self._source.pending_restart(), *self.node_pending]
+        return [*self._source.pending_restart(), *self._sources.node_pending()]
 
     def status(self) -> Status:
         """The document of this moment; the report's age is of now, not of the last tick."""
@@ -376,9 +396,9 @@ class Board:
                 tick=last.record.decision.tick if last else 0,
                 tick_s=self._source.in_force.policy.tick,
                 last_tick_s=last.tick_s if last else 0.0,
-                late_ticks=self.late_ticks,
-                failed_applies=self.failed_applies,
-                failed_ticks=self.failed_ticks,
+                late_ticks=self.counters.late_ticks,
+                failed_applies=self.counters.failed_applies,
+                failed_ticks=self.counters.failed_ticks,
             ),
             journal=JournalStatus(
                 writing=health.error is None,
@@ -390,17 +410,20 @@ class Board:
             last_sentence_unix_s=said[1] if said else None,
             events=self._journal.recent_events(_EVENTS_SHOWN),
             stalled=last.stalled if last else None,
-            canary=self._canary(),
-            doctor=None if self.doctor is None else self.doctor(),
-            engine=None if self.engine is None else self.engine(),
-            gpus=None if self.gpus is None else self.gpus(),
-            not_kept=self.not_kept(),
-            background=self.background(),
+            canary=self._sources.canary(),
+            doctor=self._sources.doctor(),
+            engine=self._sources.engine(),
+            gpus=self._sources.gpus(),
+            not_kept=self._sources.not_kept(),
+            background=self._sources.background(),
         )
 
     def _observed(self, last: TickOutcome) -> Observed:
         observed = observed_status(
-            last.record.snapshot, last.report, last.serving, failed_reports=self.failed_reports
+            last.record.snapshot,
+            last.report,
+            last.serving,
+            failed_reports=self.counters.failed_reports,
         )
         age_s = self._clock() - last.reported_at_s
         engine = observed.engine.model_copy(update={"report_age_s": age_s})

@@ -20,29 +20,29 @@ MOST_A_LOOK_S = 2.0
 """What one look adds at most; many times longer than looks are apart."""
 
 
-class Silence:
+class ReportAge:
     """``now_s`` and ``reported_at_s`` are monotonic seconds. Call ``since_report_s`` often."""
 
     def __init__(self, now_s: float) -> None:
         self._looked_s = now_s
         self._reported_at_s = now_s
-        self._silent_s = 0.0
+        self._age_s = 0.0
 
     def since_report_s(self, now_s: float, reported_at_s: float) -> float:
         """Seconds without a report in which somebody listened."""
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         if reported_at_s != self._reported_at_s:
-            self._reported_at_s, self._silent_s = reported_at_s, 0.0
+            self._reported_at_s, self._age_s = reported_at_s, 0.0
             passed_s = min(passed_s, now_s - reported_at_s)
-        self._silent_s += min(passed_s, MOST_A_LOOK_S)
-        return self._silent_s
+        self._age_s += min(passed_s, MOST_A_LOOK_S)
+        return self._age_s
 
 
 _WITHIN_S = 3600.0
 
 
-class Standstill:
-    """Call ``watch`` after each tick; ``restart`` gets what stands still, where that is wanted."""
+class StallWatch:
+    """Call ``watch`` after each tick; ``restart`` gets what stalls, where that is wanted."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Standstill:
         self._told = False
 
     def watch(self, outcome: TickOutcome) -> None:
-        """Act on the first tick of a standstill, and on the first after it."""
+        """Act on the first tick of a stall, and on the first after it."""
         if outcome.reported_at_s == self._seen_report_s:
             return
         self._seen_report_s = outcome.reported_at_s

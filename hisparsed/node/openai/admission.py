@@ -22,7 +22,8 @@ from hisparsed.node.openai.request_body import (
     least_tokens,
     prompt_marks,
 )
-from hisparsed.node.openai.session_limit import Entry, SessionDoor
+from hisparsed.node.openai.session_limit import Entry, SessionLimit, SessionLimiter
+from hisparsed.policy import signals
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -49,7 +50,7 @@ STOPPING = Refusal(503, "node_draining", "this node is stopping; retry elsewhere
 
 
 @dataclass
-class GateCounters:
+class AdmissionCounters:
     """Cumulative, for the metrics page."""
 
     refused_draining: int = 0
@@ -60,42 +61,50 @@ class GateCounters:
     """There was no engine, or it was about to be restarted."""
 
 
-class Gate:
-    """Wraps the OpenAI application; ``door`` says which calls may start."""
+class Admission:
+    """Wraps the OpenAI application; ``sessions`` says which calls may start."""
 
     def __init__(
         self,
         app: App,
         *,
-        door: SessionDoor,
+        sessions: SessionLimiter,
         metrics_page: Callable[[], bytes],
         context: ContextLimit | None = None,
+        refusal: Callable[[], Refusal | None] = lambda: None,
         unready: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``unready`` gives the reason while the node should get no calls."""
+        """``refusal`` gives the answer while no call can start, ``unready`` the reason while the
+        node should get none."""
         self._app = app
+        self._refusal = refusal
         self._unready = unready
         self._context = context if context is not None else ContextLimit()
         self._metrics_page = metrics_page
-        self.door = door
-        self.counters = GateCounters()
+        self.sessions = sessions
+        self.counters = AdmissionCounters()
         self.open_requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._closed: Callable[[], Refusal] | None = None
 
-    def drain(self) -> None:
-        """The node stops: calls are refused from now on, as with ``close``."""
-        self.close(lambda: STOPPING)
+    def release_held(self) -> None:
+        """Calls that are held back end with the refusal; those that are open go on."""
+        self.sessions.close()
 
-    def close(self, refusal: Callable[[], Refusal]) -> None:
-        """From now on calls are refused; those that are open go on, those held back do not."""
-        self._closed = refusal
-        self.door.close()
+    def put_limits(self, limits: signals.Admission) -> None:
+        """Put in force what the policy says."""
+        self.sessions.limit = SessionLimit(
+            max_waiting=limits.max_waiting_sessions,
+            retry_after_s=limits.retry_after_s,
+            when_full=limits.when_full,
+            max_wait_s=limits.max_wait_s,
+        )
+        self._context.max_tokens = limits.max_context_tokens
+        self._context.over = limits.over_max_context
 
-    def open(self) -> None:
-        """Calls are taken again."""
-        self._closed = None
+    def refused_by_limits(self) -> int:
+        """Calls that the policy's limits ever refused."""
+        return self.counters.refused_session + self._context.refused
 
     async def all_ended(self, within_s: float) -> bool:
         """Whether no call is open, at once or within so many seconds."""
@@ -117,8 +126,8 @@ class Gate:
             await refuse(send, unhealthy)
             return
         generates = path.startswith(_GENERATING) and scope["method"] == "POST"
-        if generates and self._closed is not None:
-            await self._refuse_all(send, path)
+        if generates and (refusal := self._refusal()) is not None:
+            await self._refuse(send, path, refusal)
             return
         body = await self._body(scope, receive, send)
         if body is None:
@@ -126,8 +135,8 @@ class Gate:
         if not generates:
             await self._app(scope, _replay(body, receive), send)
             return
-        if self._closed is not None:
-            await self._refuse_all(send, path)
+        if (refusal := self._refusal()) is not None:
+            await self._refuse(send, path, refusal)
             return
         # From here on it is a call: a client that never sends all of it holds up no drain.
         self.open_requests += 1
@@ -140,8 +149,9 @@ class Gate:
                 self._idle.set()
 
     def _unhealthy(self) -> Refusal | None:
-        if self._closed is not None:
-            return self._closed()
+        refusal = self._refusal()
+        if refusal is not None:
+            return refusal
         reason = self._unready()
         return Refusal(503, "node_not_ready", reason, _ASK_AGAIN_S) if reason else None
 
@@ -203,7 +213,7 @@ class Gate:
         headers = dict(scope["headers"])
         header = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
         marks = (b"header:" + header,) if header else prompt_marks(body)
-        call_id, entry = self.door.enter(marks)
+        call_id, entry = self.sessions.enter(marks)
         hang_up = asyncio.ensure_future(receive())
         try:
             waiting: set[asyncio.Future[Any]] = {entry, hang_up}
@@ -213,25 +223,24 @@ class Gate:
             if entry.result() is Entry.ADMITTED:
                 await self._app(scope, _replay(body, receive, hang_up), send)
             elif entry.result() is Entry.CLOSED:
-                await self._refuse_all(send, path)
+                await self._refuse(send, path, self._refusal() or STOPPING)
             else:
                 await self._refuse_session(send, path)
         finally:
             hang_up.cancel()
-            self.door.leave(call_id, marks)
+            self.sessions.leave(call_id, marks)
 
-    async def _refuse_all(self, send: Send, path: str) -> None:
-        closed = self._closed() if self._closed is not None else STOPPING
-        if closed.kind == STOPPING.kind:
+    async def _refuse(self, send: Send, path: str, refusal: Refusal) -> None:
+        if refusal.kind == STOPPING.kind:
             self.counters.refused_draining += 1
         else:
             self.counters.refused_engine += 1
-        await refuse(send, closed, form_of(path))
+        await refuse(send, refusal, form_of(path))
 
     async def _refuse_session(self, send: Send, path: str) -> None:
         self.counters.refused_session += 1
         text = "no new sessions while earlier calls wait; retry after the time given"
-        retry_after_s = self.door.limit.retry_after_s
+        retry_after_s = self.sessions.limit.retry_after_s
         refusal = Refusal(429, "node_oversubscribed", text, retry_after_s)
         await refuse(send, refusal, form_of(path))
 

@@ -25,7 +25,7 @@ from hisparsed.config.sections import ApiLimits
 from hisparsed.control.api.http_server import Connections, HttpLimits, QuietServer, bounded
 from hisparsed.engine.context_limit import ContextLimit
 from hisparsed.logs.privacy import begin_call
-from hisparsed.node.openai.admission import App, Gate, Receive, Scope
+from hisparsed.node.openai.admission import Admission, App, Receive, Scope
 from hisparsed.node.openai.auth import KeyGuard
 from hisparsed.node.openai.errors import Refusal, Send, is_below, refuse
 
@@ -146,38 +146,38 @@ def _error_body(status: int, code: str, message: str) -> bytes:
     return Refusal(status, code, message).error()
 
 
-class GateCollector(Collector):
+class AdmissionCollector(Collector):
     """Open, held and refused requests, read where they are counted when asked."""
 
-    def __init__(self, gate: Gate, context: ContextLimit) -> None:
-        self._gate = gate
+    def __init__(self, admission: Admission, context: ContextLimit) -> None:
+        self._admission = admission
         self._context = context
 
     def collect(self) -> Iterator[Any]:
         yield GaugeMetricFamily(
-            "hisparsed_open_requests", "Requests being answered now.", self._gate.open_requests
+            "hisparsed_open_requests", "Requests being answered now.", self._admission.open_requests
         )
         refused = CounterMetricFamily(
             "hisparsed_refused_requests",
             "Requests refused before the engine saw them.",
             labels=("reason",),
         )
-        refused.add_metric(("draining",), self._gate.counters.refused_draining)
-        refused.add_metric(("engine",), self._gate.counters.refused_engine)
-        refused.add_metric(("session-limit",), self._gate.counters.refused_session)
-        refused.add_metric(("body-size",), self._gate.counters.refused_size)
-        refused.add_metric(("answers",), self._gate.counters.refused_answers)
+        refused.add_metric(("draining",), self._admission.counters.refused_draining)
+        refused.add_metric(("engine",), self._admission.counters.refused_engine)
+        refused.add_metric(("session-limit",), self._admission.counters.refused_session)
+        refused.add_metric(("body-size",), self._admission.counters.refused_size)
+        refused.add_metric(("answers",), self._admission.counters.refused_answers)
         refused.add_metric(("max-context",), self._context.refused)
         yield refused
         yield GaugeMetricFamily(
             "hisparsed_held_requests",
             "Requests that a limit of the policy keeps out of the engine now.",
-            self._gate.door.held + self._context.waiting,
+            self._admission.sessions.held + self._context.waiting,
         )
         yield CounterMetricFamily(
             "hisparsed_requests_held",
             "Requests of new sessions that the gate ever held back.",
-            self._gate.door.held_total,
+            self._admission.sessions.held_total,
         )
 
 

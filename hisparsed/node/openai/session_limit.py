@@ -51,7 +51,7 @@ class Entry(StrEnum):
     REFUSED = "refused"
     """At once, or after the longest wait."""
     CLOSED = "closed"
-    """The node began to stop meanwhile."""
+    """No call can start any more: the node stops, or its engine does."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class _Held:
     entry: asyncio.Future[Entry]
 
 
-class SessionDoor:
+class SessionLimiter:
     """``clock`` is monotonic seconds; ``queue`` is asked at each decision."""
 
     def __init__(
@@ -74,7 +74,7 @@ class SessionDoor:
         look_every_s: float = 0.1,
     ) -> None:
         self._clock = clock
-        self.queue = queue
+        self._queue = queue
         self._sessions = SessionTable(session_ttl_s)
         self._look_every_s = look_every_s
         self._held: deque[_Held] = deque()
@@ -118,7 +118,7 @@ class SessionDoor:
         self._held = deque(held for held in self._held if held.call_id != call_id)
 
     def close(self) -> None:
-        """The node stops: nobody is held back any longer."""
+        """No call can start now: nobody is held back any longer."""
         self._settle_all(Entry.CLOSED)
 
     def _settle_all(self, entry: Entry) -> None:
@@ -159,7 +159,7 @@ class SessionDoor:
         limit = self.limit.max_waiting
         if limit is None:
             return True
-        queue = self.queue()
+        queue = self._queue()
         if queue.serial != self._serial:
             self._serial = queue.serial
             self._admitted_since_report = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from hisparsed.node.openai.errors import (
     AnthropicErrors,
@@ -29,52 +29,56 @@ _TRY_AGAIN_LATER = 1013
 """Close code of a WebSocket."""
 
 
-class EngineSlot:
-    """``away`` says what to answer while there is no engine, or after it died."""
+class Serving(Protocol):
+    """An engine that takes calls; what ``app`` answers counts while it is alive."""
 
-    def __init__(self, away: Callable[[], Refusal]) -> None:
+    @property
+    def app(self) -> App: ...
+
+    def is_alive(self) -> bool: ...
+
+
+class Upstream:
+    """``engine`` gives the one that serves now; ``away`` says what to answer while there is none,
+    or after it died."""
+
+    def __init__(self, engine: Callable[[], Serving | None], away: Callable[[], Refusal]) -> None:
+        self._engine = engine
         self._away = away
-        self._app: App | None = None
-        self._is_alive: Callable[[], bool] = lambda: False
         self._calls: set[_Call] = set()
         self.cut_total = 0
         """Calls that were ended because their engine was, or their time was over."""
 
-    def put(self, app: App, is_alive: Callable[[], bool]) -> None:
-        """From now on calls go to ``app``; what it answers counts while ``is_alive``."""
-        self._app, self._is_alive = app, is_alive
-
-    def take_away(self, refusal: Refusal) -> None:
-        """No call reaches the application any more; open ones end with ``refusal``."""
-        self._app = None
+    def cut(self, refusal: Refusal) -> None:
+        """Open calls end with ``refusal``."""
         for call in self._calls:
             call.cut(refusal)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
+        engine = self._engine()
         if scope["type"] == "websocket":
-            if app is None:
+            if engine is None:
                 await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
             else:
-                await app(scope, receive, send)
+                await engine.app(scope, receive, send)
             return
         form = form_of(scope["path"])
-        if app is None:
+        if engine is None:
             await refuse(send, self._away(), form)
             return
-        call = _Call(send, form, self._is_alive)
+        call = _Call(send, form, engine.is_alive)
         self._calls.add(call)
         try:
-            await self._run(app, call, scope, receive)
+            await self._run(engine, call, scope, receive)
         finally:
             self._calls.discard(call)
 
-    async def _run(self, app: App, call: _Call, scope: Scope, receive: Receive) -> None:
-        running = asyncio.ensure_future(app(scope, receive, call.send))
+    async def _run(self, engine: Serving, call: _Call, scope: Scope, receive: Receive) -> None:
+        running = asyncio.ensure_future(engine.app(scope, receive, call.send))
         ends: set[asyncio.Future[Any]] = {running, call.refusal}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not call.refusal.done() and not call.lost and not self._broke(running):
+            if not call.refusal.done() and not call.lost and not _broke(engine, running):
                 await running
                 return
         finally:
@@ -87,9 +91,10 @@ class EngineSlot:
             self.cut_total += 1
             await call.end(call.refusal.result() if call.refusal.done() else self._away())
 
-    def _broke(self, running: asyncio.Future[Any]) -> bool:
-        """The application let its engine's death out: vLLM's streams of responses do."""
-        return not running.cancelled() and bool(running.exception()) and not self._is_alive()
+
+def _broke(engine: Serving, running: asyncio.Future[Any]) -> bool:
+    """The application let its engine's death out: vLLM's streams of responses do."""
+    return not running.cancelled() and bool(running.exception()) and not engine.is_alive()
 
 
 class _Call:

@@ -344,7 +344,7 @@ TOUCHED = (
             "engine.launch",
             "soak.engine",
             "simulate.command",
-            "node.engine.life",
+            "node.engine.session",
         ),
         why="quiet logs, no usage reports, how processes start and end, sockets' place",
         breaks="vLLM ignores the setting",

@@ -27,6 +27,7 @@ def refusal(response: httpx.Response) -> tuple[int, str]:
 
 
 async def test_status_before_the_engine_reports(node: Any, http: httpx.AsyncClient) -> None:
+    node.lifecycle = Lifecycle.STARTING
     status = Status.model_validate((await http.get("/v1/status")).json())
     assert status.lifecycle is Lifecycle.STARTING
     assert status.observed is None
@@ -63,14 +64,14 @@ async def test_status_of_a_running_node(node: Any, http: httpx.AsyncClient) -> N
 async def test_readiness_follows_the_lifecycle(node: Any, http: httpx.AsyncClient) -> None:
     await node.loop.start()
     await node.ticks(1)
-    node.board.lifecycle = Lifecycle.DRAINING
+    node.lifecycle = Lifecycle.DRAINING
     assert refusal(await http.get("/readyz")) == (503, "not_ready")
     assert (await http.get("/healthz")).status_code == 200
     node.engine.report_trouble = [EngineGone("gone")]
     with pytest.raises(EngineGone):
         await node.loop.tick()
     assert (await http.get("/healthz")).status_code == 200, "another engine may come"
-    node.board.lifecycle = Lifecycle.ENGINE_GONE
+    node.lifecycle = Lifecycle.ENGINE_GONE
     assert refusal(await http.get("/healthz")) == (503, "engine_gone")
     assert refusal(await http.get("/readyz")) == (503, "not_ready")
 
@@ -187,7 +188,7 @@ async def test_a_mistake_of_ours_is_json_too(node: Any, monkeypatch: pytest.Monk
     def fail() -> None:
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr(node.board, "status", fail)
+    monkeypatch.setattr(node.current, "status", fail)
     transport = httpx.ASGITransport(app=node.api.application(), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         response = await client.get("/v1/status")

@@ -42,15 +42,16 @@ class Served:
     def __init__(self, node: Any) -> None:
         self.node = node
         self.parrot = Parrot()
-        self.canary_api = CanaryApi()
-        self.api = dataclasses.replace(node.api, more_routes=self.canary_api.routes())
+        self.watch: CanaryWatch | None = None
+        routes = CanaryApi(lambda: self.watch).routes()
+        self.api = dataclasses.replace(node.api, more_routes=routes)
         self.server = ControlServer(
             self.api.application(), node.folder / "control.sock", end_streams=node.broadcast.close
         )
 
     def start_canary(self) -> None:
         node = self.node
-        self.canary_api.watch = CanaryWatch(
+        self.watch = watch = CanaryWatch(
             self.parrot,
             node.overrides,
             Announcer(node.journal, node.broadcast, wall_clock=node.clock.wall),
@@ -59,8 +60,8 @@ class Served:
             clock=node.clock.monotonic,
             wall_clock=node.clock.wall,
         )
-        node.board.canary = self.canary_api.watch.status
-        node.board.watchers.append(self.canary_api.watch.watch)
+        node.canary = watch.status
+        node.on_tick.append(watch.watch)
 
     async def command(self, *arguments: str) -> Result:
         socket = ["--socket", str(self.node.folder / "control.sock")]
@@ -121,7 +122,7 @@ async def test_a_mismatch_makes_the_node_unready_until_a_clean_round_is_asked_fo
     assert unready.status_code == 503
     assert "the canary answered otherwise: token 1 of 24" in unready.json()["error"]["message"]
     assert "canary     mismatch: token 1 of 24" in status_page(
-        served.node.board.status(), width=500
+        served.node.current.status(), width=500
     )
     served.parrot.word = 1
     assert (await served.command("--now")).exit_code == 0

@@ -10,8 +10,9 @@ import ast
 import asyncio
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,9 +28,12 @@ from hisparsed.control.api.endpoint import Endpoint
 from hisparsed.control.api.engine import EngineBusyError, RestartPlan
 from hisparsed.control.api.errors import ERRORS
 from hisparsed.control.live_policy import PolicySource
-from hisparsed.control.status.document import CanaryState, CanaryStatus, DoctorFinding, Lifecycle
+from hisparsed.control.loop import ControlLoop
+from hisparsed.control.status.document import CanaryState, CanaryStatus, DoctorFinding, EngineState
 from hisparsed.engine.messages import RequestRow, RequestTable
-from hisparsed.node.control_plane import build_control
+from hisparsed.node.engine.values import EngineValues
+from hisparsed.node.node import build_node, control_api
+from hisparsed.node.service import ServiceManager
 
 STREAM = "/v1/events"
 """Never ends; its content type is tested beside the stream itself."""
@@ -102,23 +106,33 @@ def api(node: Any, tmp_path: Path) -> ControlApi:
     config.state_dir.mkdir()
     document = tmp_path / "hisparsed.yaml"
     document.write_text("host_budget: 64MiB\n", encoding="utf-8")
-    parts = build_control(config, source, "reference", "small", document, MachineDoctor())
-    parts.views.requests = table
-    parts.views.logs.add("engine", 1.0, 30, "vllm", "a line")
-    canary: Any = Canary()
-    parts.canary_api.watch = canary
-    parts.engine_api.engine = Engine()
-    parts.board.lifecycle = Lifecycle.SERVING
+    daemon = build_node(
+        config,
+        "reference",
+        "small",
+        source,
+        EngineValues(config, 4.0),
+        document=document,
+        doctor=MachineDoctor(),
+        manager=ServiceManager(lambda _: None, watchdog_s=None, clock=time.monotonic),
+        folder=tmp_path,
+    )
+    daemon.views.logs.add("engine", 1.0, 30, "vllm", "a line")
+    session: Any = SimpleNamespace(
+        handle=SimpleNamespace(requests=table), canary=Canary(), on_tick=()
+    )
+    daemon.lifecycle.session = session
+    daemon.lifecycle.state = replace(daemon.lifecycle.state, phase=EngineState.SERVING)
 
     async def run() -> None:
-        loop = parts.make_loop(node.engine, lambda _: None)
+        loop = ControlLoop(node.engine, daemon.plane, set_admission=lambda _: None)
         await loop.start()
         for _ in range(5):
             await loop.tick()
 
     asyncio.run(run())
-    parts.operator.set_value("hot.step", 2, for_s=None, actor="ann")
-    return parts.api
+    daemon.operator.set_value("hot.step", 2, for_s=None, actor="ann")
+    return control_api(daemon, Engine())
 
 
 @dataclass

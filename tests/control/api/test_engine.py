@@ -26,7 +26,7 @@ CHANGE = PendingRestart("host_budget", "24MiB", "32MiB")
 
 
 class Engine:
-    """An ``EngineControl`` that notes what is asked of it; ``trouble`` is what it raises."""
+    """An ``EngineRestarter`` that notes what is asked of it; ``trouble`` is what it raises."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[float | None, str | None]] = []
@@ -53,19 +53,13 @@ class Engine:
 
 
 @pytest.fixture
-def api() -> EngineApi:
-    return EngineApi()
+def engine() -> Engine:
+    return Engine()
 
 
 @pytest.fixture
-def engine(api: EngineApi) -> Engine:
-    api.engine = Engine()
-    return api.engine
-
-
-@pytest.fixture
-async def http(api: EngineApi) -> AsyncIterator[httpx.AsyncClient]:
-    app = Starlette(routes=api.routes(), exception_handlers=ERROR_HANDLERS)
+async def http(engine: Engine) -> AsyncIterator[httpx.AsyncClient]:
+    app = Starlette(routes=EngineApi(engine).routes(), exception_handlers=ERROR_HANDLERS)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         yield client
@@ -99,10 +93,6 @@ async def test_while_one_goes_on_another_is_refused(
     answer = await restart(http)
     assert answer.status_code == 409
     assert answer.json()["error"] == {"code": "engine_busy", "message": "open calls end"}
-
-
-async def test_before_there_is_a_supervisor_it_is_refused(http: httpx.AsyncClient) -> None:
-    assert (await restart(http)).json()["error"]["code"] == "engine_busy"
 
 
 async def test_a_document_with_a_mistake_is_refused_with_its_line(

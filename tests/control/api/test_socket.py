@@ -43,8 +43,10 @@ async def test_a_node_on_its_socket(node: Any) -> None:
     path = node.folder / "control.sock"
     await node.open()
     assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    node.lifecycle = Lifecycle.STARTING
     status = await ask(path, lambda client: client.status())
     assert status.lifecycle is Lifecycle.STARTING
+    node.lifecycle = Lifecycle.SERVING
     await node.loop.start()
     await node.ticks(2)
     decisions = await ask(path, lambda client: client.decisions(limit=8))

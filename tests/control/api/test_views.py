@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -38,16 +39,24 @@ ROW = RequestRow(
 
 
 @pytest.fixture
-def views(node: Any) -> ApiViews:
-    views = ApiViews(node.journal, node.broadcast, LogRing(), History())
-    node.board.watchers.append(views.watch)
+def engine() -> SimpleNamespace:
+    """None serves while ``requests`` is ``None``."""
+    return SimpleNamespace(requests=None)
+
+
+@pytest.fixture
+def views(node: Any, engine: SimpleNamespace) -> ApiViews:
+    views = ApiViews(
+        node.journal, node.broadcast, LogRing(), History(), engine=lambda: engine.requests
+    )
+    node.on_tick.append(views.watch)
     return views
 
 
 @pytest.fixture
 async def http(node: Any, views: ApiViews) -> AsyncIterator[httpx.AsyncClient]:
     api = ControlApi(
-        node.board, node.operator, node.source, node.journal, node.broadcast, views.routes()
+        node.current, node.operator, node.source, node.journal, node.broadcast, views.routes()
     )
     transport = httpx.ASGITransport(app=api.application())
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
@@ -55,7 +64,7 @@ async def http(node: Any, views: ApiViews) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_requests_are_asked_of_the_engine_only_on_demand(
-    node: Any, views: ApiViews, http: httpx.AsyncClient
+    node: Any, engine: SimpleNamespace, http: httpx.AsyncClient
 ) -> None:
     asked = 0
 
@@ -65,7 +74,7 @@ async def test_requests_are_asked_of_the_engine_only_on_demand(
         return RequestTable(rows=[ROW], running=1, waiting=4, omitted=4, took_us=20.0)
 
     assert (await http.get("/v1/requests")).json()["error"]["code"] == "not_ready"
-    views.requests = table
+    engine.requests = table
     await node.loop.start()
     await node.ticks(3)
     assert asked == 0
@@ -75,11 +84,11 @@ async def test_requests_are_asked_of_the_engine_only_on_demand(
     assert answer["omitted"] == 4
 
 
-async def test_a_busy_engine_is_said(views: ApiViews, http: httpx.AsyncClient) -> None:
+async def test_a_busy_engine_is_said(engine: SimpleNamespace, http: httpx.AsyncClient) -> None:
     async def late() -> RequestTable:
         raise TimeoutError("took over 30 s")
 
-    views.requests = late
+    engine.requests = late
     response = await http.get("/v1/requests")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "not_ready")
 
@@ -132,7 +141,7 @@ async def test_history_is_bounded_and_spans_two_hours(
 ) -> None:
     await node.loop.start()
     await node.ticks(1)
-    outcome = node.board._last
+    outcome = node.current._last
     for second in range(int(SPAN_S) + 3_600):
         views.history.watch(_later(outcome, float(second)))
     rows = views.history.document()["rows"]

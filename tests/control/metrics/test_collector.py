@@ -16,6 +16,7 @@ from hisparsed.control.status.document import (
     CanaryStatus,
     EngineLifeStatus,
     EngineState,
+    Lifecycle,
 )
 from hisparsed.engine.gpus import GpuCard, GpusStatus
 from hisparsed.engine.port import SampledRows
@@ -107,6 +108,7 @@ async def test_a_refused_move_is_no_move(node: Any) -> None:
 
 
 def test_the_page_works_before_the_first_report(node: Any) -> None:
+    node.lifecycle = Lifecycle.STARTING
     seen = samples(node)
     assert seen["hisparsed_lifecycle", ("starting",)] == 1
     assert ("hisparsed_gpu_blocks", ()) not in seen
@@ -131,14 +133,14 @@ async def test_every_metric_has_samples_and_stands_in_the_document(node: Any) ->
     await node.loop.start()
     node.engine.target = 10
     node.engine.live_set_tokens = 10**6
-    node.board.background = lambda: [BackgroundStatus(name="file watch")]
-    node.board.canary = lambda: CanaryStatus(
+    node.background = [BackgroundStatus(name="file watch")]
+    node.canary = lambda: CanaryStatus(
         state=CanaryState.OK, sentence="equal", last_unix_s=1_700_000_000.0
     )
-    node.board.gpus = lambda: GpusStatus(age_s=0.5, cards=[A_GPU])
+    node.gpus = GpusStatus(age_s=0.5, cards=[A_GPU])
     sampled = SampledRows(hits=3, misses=1, h2d_bytes=656, age_s=40.0)
     node.engine.counters = replace(node.engine.counters, sampled_rows=sampled)
-    node.board.engine = lambda: EngineLifeStatus(
+    node.engine_life = EngineLifeStatus(
         state=EngineState.SERVING, since_unix_s=1_700_000_000.0, sentence="", last_start_s=12.0
     )
     await node.ticks(2)
@@ -160,7 +162,7 @@ def test_counters_are_named_as_counters_and_units_are_base_units() -> None:
 
 async def test_a_gpu_is_told_by_its_number_and_what_slows_it(node: Any) -> None:
     await node.loop.start()
-    node.board.gpus = lambda: GpusStatus(age_s=0.5, cards=[A_GPU])
+    node.gpus = GpusStatus(age_s=0.5, cards=[A_GPU])
     await node.ticks(1)
     seen = samples(node)
     assert seen["hisparsed_gpu_memory_used_bytes", ("3",)] == 100
@@ -185,7 +187,7 @@ async def test_what_a_lost_gpu_no_longer_tells_is_left_out(node: Any) -> None:
     )
     lost = A_GPU.model_copy(update={**unknown, "lost": True})
     await node.loop.start()
-    node.board.gpus = lambda: GpusStatus(age_s=0.5, cards=[lost])
+    node.gpus = GpusStatus(age_s=0.5, cards=[lost])
     await node.ticks(1)
     told = {name for name, _ in samples(node) if name.startswith("hisparsed_gpu_")}
     assert "hisparsed_gpu_lost" in told
@@ -211,5 +213,5 @@ async def test_rows_that_nobody_counts_are_left_out_and_not_zero(node: Any) -> N
         "hisparsed_h2d_bytes_total",
     }
     assert seen["hisparsed_hot_sample_age_seconds", ()] == 40.0
-    shown = node.board.status().observed.hot
+    shown = node.current.status().observed.hot
     assert (shown.hits_total, shown.sampled.hits_total) == (None, 30)

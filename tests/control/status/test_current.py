@@ -30,30 +30,30 @@ async def node(make_node: Callable[[str], Any]) -> Any:
 
 async def test_calls_that_wait_with_memory_free_and_no_step_are_a_stall(node: Any) -> None:
     await node.ticks(10)
-    assert node.board.unready() is None
+    assert node.current.unready() is None
     await node.ticks(2)
-    words = node.board.unready()
+    words = node.current.unready()
     assert "0 running and 2 waiting requests have made no progress for 11s" in words
-    assert node.board.status().stalled == words
+    assert node.current.status().stalled == words
 
 
 async def test_frozen_levers_hide_no_stall(node: Any) -> None:
     node.operator.freeze(Lever, actor="ann")
     await node.ticks(12)
-    assert node.board.unready() is not None
+    assert node.current.unready() is not None
 
 
 async def test_an_engine_that_computes_is_busy_not_stalled(node: Any) -> None:
     for tokens in range(100, 130):
         node.engine.changes["scheduled_tokens"] = tokens
         await node.ticks(1)
-        assert node.board.unready() is None
+        assert node.current.unready() is None
 
 
 async def test_a_shortage_of_memory_is_no_stall(node: Any) -> None:
     node.engine.changes |= {"gpu_free_blocks": 5}
     await node.ticks(20)
-    assert node.board.unready() is None
+    assert node.current.unready() is None
 
 
 async def test_one_long_step_is_not_ready_but_no_stall(node: Any) -> None:
@@ -62,17 +62,17 @@ async def test_one_long_step_is_not_ready_but_no_stall(node: Any) -> None:
     node.engine.report_trouble = [TimeoutError("busy")] * 30
     for _ in range(30):
         await node.ticks(1)
-        assert node.board.status().stalled is None
-    assert "the engine reported" in node.board.unready()
+        assert node.current.status().stalled is None
+    assert "the engine reported" in node.current.unready()
     node.engine.changes["scheduled_tokens"] = 10_000
     await node.ticks(2)
-    assert node.board.unready() is None
-    assert node.board.status().stalled is None
+    assert node.current.unready() is None
+    assert node.current.status().stalled is None
 
 
 async def test_progress_makes_the_node_ready_again(node: Any) -> None:
     await node.ticks(12)
-    assert node.board.unready() is not None
+    assert node.current.unready() is not None
     node.engine.changes["scheduled_tokens"] = 10_000
     await node.ticks(1)
-    assert node.board.unready() is None
+    assert node.current.unready() is None

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hisparsed.cli.app import app
-from hisparsed.control.status.document import PoolStatus, Status
+from hisparsed.control.status.document import Lifecycle, PoolStatus, Status
 from hisparsed.control.text.policy import figures_text
 from hisparsed.control.text.status import bar, clock_text, status_page
 from hisparsed.engine.gpus import GpuCard, GpusStatus
@@ -22,7 +22,7 @@ from hisparsed.policy.signals import Lever
 
 async def page(node: Any) -> str:
     await node.ticks(1)
-    return status_page(node.board.status(), width=200)
+    return status_page(node.current.status(), width=200)
 
 
 async def test_waits_stalls_ghosts_and_the_need_of_the_next_call_are_told(node: Any) -> None:
@@ -83,7 +83,7 @@ async def test_nothing_is_wider_than_the_terminal_and_bars_give_way_to_their_fig
         node.engine.changes = changes
         await node.ticks(1)
         for width in (80, 100, 200):
-            lines = status_page(node.board.status(), width=width).splitlines()
+            lines = status_page(node.current.status(), width=width).splitlines()
             path = str(node.policy_path)  # one word, which stays whole
             assert max(len(line) for line in lines if path not in line) <= width
             bars = [line for line in lines if line.startswith(("  hisparse [", "  offload  ["))]
@@ -105,7 +105,7 @@ async def test_gpus_are_one_line_that_names_the_slow_and_the_lost(node: Any) -> 
     await node.loop.start()
     assert "\ngpus " not in await page(node)
     cards = [card(0, 100), card(1, 120, slowed_by=["thermal-hardware"]), card(2, None, lost=True)]
-    node.board.gpus = lambda: GpusStatus(age_s=0.4, cards=cards)
+    node.gpus = GpusStatus(age_s=0.4, cards=cards)
     assert (
         "gpus       3 as of 0s ago, fullest 1 with 120GiB of 141GiB, 20GiB/s read over PCIe, "
         "1 slowed by thermal-hardware, 2 LOST" in await page(node)
@@ -175,7 +175,8 @@ async def test_modes_are_listed_in_the_order_of_the_levers(served: Any) -> None:
 
 
 async def test_the_status_page_before_the_first_report(node: Any) -> None:
-    page = status_page(node.board.status())
+    node.lifecycle = Lifecycle.STARTING
+    page = status_page(node.current.status())
     assert "report     none of the engine yet" in page
     assert "starting" in page
 
@@ -183,7 +184,7 @@ async def test_the_status_page_before_the_first_report(node: Any) -> None:
 async def test_a_rejected_policy_and_a_stopped_journal_stand_out(node: Any) -> None:
     node.policy_path.write_text("version: 1\ntick: soon\n")
     node.operator.reload(actor="ann")
-    status = node.board.status()
+    status = node.current.status()
     stopped = status.journal.model_copy(
         update={"writing": False, "error": "disk is full", "dropped": 3}
     )
@@ -196,7 +197,7 @@ async def test_a_rejected_policy_and_a_stopped_journal_stand_out(node: Any) -> N
 async def test_an_event_of_several_lines_is_cut_at_the_first(node: Any) -> None:
     node.policy_path.write_text("version: 1\ntick: soon\nhott: {}\n")
     node.operator.reload(actor="ann")
-    page = status_page(node.board.status(), width=400)
+    page = status_page(node.current.status(), width=400)
     (event,) = [line for line in page.splitlines() if line.startswith("event ")]
     assert event.endswith("250ms, 5m or 1h30m ...")
     assert "hott" not in event
@@ -210,10 +211,10 @@ def test_a_time_that_no_calendar_reaches_is_no_error(unix_s: float) -> None:
 async def test_refused_commands_stand_out(node: Any) -> None:
     await node.loop.start()
     await node.ticks(1)
-    assert "TROUBLE" not in status_page(node.board.status())
+    assert "TROUBLE" not in status_page(node.current.status())
     node.engine.target, node.engine.apply_trouble = 10, [ValueError("not now")]
     await node.ticks(1)
-    assert "TROUBLE  1 command refused, 0 ticks failed" in status_page(node.board.status())
+    assert "TROUBLE  1 command refused, 0 ticks failed" in status_page(node.current.status())
 
 
 async def test_status_as_json_is_the_document(served: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hisparsed.node.engine.records import RESTARTS_FILE, RestartFile
-from hisparsed.node.engine.watchdog import Standstill
+from hisparsed.node.engine.watchdog import StallWatch
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.schema import Policy
 
@@ -21,7 +21,7 @@ HOUR_S = 3600.0
 
 @dataclasses.dataclass
 class Around:
-    """What a standstill acts on."""
+    """What a stalls acts on."""
 
     folder: Path
     now_s: float = 10 * HOUR_S
@@ -32,9 +32,9 @@ class Around:
     def event(self, kind: EventKind, sentence: str) -> None:
         self.events.append((kind, sentence))
 
-    def standstill(self) -> Standstill:
+    def stalls(self) -> StallWatch:
         announcer: Any = self
-        return Standstill(
+        return StallWatch(
             announcer,
             RestartFile(self.folder),
             wall_clock=lambda: self.now_s,
@@ -56,23 +56,23 @@ def around(tmp_path: Path) -> Around:
 
 
 def test_a_standstill_is_told_once_and_so_is_its_end(around: Around) -> None:
-    standstill = around.standstill()
+    stalls = around.stalls()
     for stalled in (None, WORDS, WORDS, None, None):
-        standstill.watch(around.outcome(stalled))
+        stalls.watch(around.outcome(stalled))
     assert around.kinds() == [EventKind.STALLED, EventKind.STALL_ENDED]
     assert WORDS in around.events[0][1]
     assert around.restarts == [], "the default only alarms"
 
 
 def test_an_old_report_ends_no_standstill(around: Around) -> None:
-    standstill = around.standstill()
-    standstill.watch(around.outcome(WORDS))
-    standstill.watch(around.outcome(None, fresh=False))
+    stalls = around.stalls()
+    stalls.watch(around.outcome(WORDS))
+    stalls.watch(around.outcome(None, fresh=False))
     assert around.kinds() == [EventKind.STALLED]
 
 
 def test_where_the_policy_says_so_the_engine_is_restarted(around: Around) -> None:
-    around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
+    around.stalls().watch(around.outcome(WORDS, on_stall="restart"))
     assert around.restarts == [WORDS]
     assert "The engine is restarted." in around.events[0][1]
     kept = around.folder / RESTARTS_FILE
@@ -82,18 +82,18 @@ def test_where_the_policy_says_so_the_engine_is_restarted(around: Around) -> Non
 
 def test_restarts_are_capped_over_restarts_within_an_hour(around: Around) -> None:
     for _ in range(3):
-        around.standstill().watch(around.outcome(WORDS, on_stall="restart", most_restarts=2))
+        around.stalls().watch(around.outcome(WORDS, on_stall="restart", most_restarts=2))
         around.now_s += 60
     assert len(around.restarts) == 2
     assert "2 times within an hour" in around.events[-1][1]
     around.now_s += HOUR_S
-    around.standstill().watch(around.outcome(WORDS, on_stall="restart", most_restarts=2))
+    around.stalls().watch(around.outcome(WORDS, on_stall="restart", most_restarts=2))
     assert len(around.restarts) == 3
 
 
 def test_a_count_that_cannot_be_kept_restarts_nothing(around: Around) -> None:
     (around.folder / f"{RESTARTS_FILE}.new").mkdir()
-    around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
+    around.stalls().watch(around.outcome(WORDS, on_stall="restart"))
     assert around.restarts == []
     assert "cannot be written" in around.events[0][1]
 
@@ -101,5 +101,5 @@ def test_a_count_that_cannot_be_kept_restarts_nothing(around: Around) -> None:
 @pytest.mark.parametrize("text", ["", "{", '{"a": 1}', '["soon"]'])
 def test_a_damaged_count_begins_anew(around: Around, text: str) -> None:
     (around.folder / RESTARTS_FILE).write_text(text)
-    around.standstill().watch(around.outcome(WORDS, on_stall="restart"))
+    around.stalls().watch(around.outcome(WORDS, on_stall="restart"))
     assert around.restarts == [WORDS]

@@ -1,4 +1,4 @@
-"""The gate: drain, session limits, metrics; and that it counts what is open."""
+"""Admission: drain, session limits, metrics; and that it counts what is open."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from hisparsed.engine.context_limit import ContextLimit
-from hisparsed.node.openai.admission import MAX_BODY_BYTES, Gate
+from hisparsed.node.openai.admission import MAX_BODY_BYTES, STOPPING, Admission
+from hisparsed.node.openai.errors import Refusal
 from hisparsed.node.openai.request_body import MAX_ANSWERS
-from hisparsed.node.openai.session_limit import Entry, Queue, SessionDoor, SessionLimit
+from hisparsed.node.openai.session_limit import Entry, Queue, SessionLimit, SessionLimiter
 
 
 class Node:
-    """A gate around an application whose completions end when told."""
+    """A admission around an application whose completions end when told."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -45,17 +46,25 @@ class Node:
             ]
         )
         self.reports = 0
-        self.door = SessionDoor(clock=lambda: self.now_s, queue=self.report, look_every_s=0.0)
+        self.sessions = SessionLimiter(
+            clock=lambda: self.now_s, queue=self.report, look_every_s=0.0
+        )
+        self.refusal: Refusal | None = None
         self.unready: str | None = None
-        self.gate = Gate(
+        self.admission = Admission(
             app,
-            door=self.door,
+            sessions=self.sessions,
             metrics_page=lambda: b"hisparsed_up 1\n",
+            refusal=lambda: self.refusal,
             unready=lambda: self.unready,
         )
         self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=self.gate), base_url="http://node"
+            transport=httpx.ASGITransport(app=self.admission), base_url="http://node"
         )
+
+    def drain(self) -> None:
+        self.refusal = STOPPING
+        self.admission.release_held()
 
     def report(self) -> Queue:
         self.reports += 1
@@ -82,10 +91,10 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_requests_pass_and_are_counted_while_open(node: Node) -> None:
     node.go_on.clear()
     call = asyncio.create_task(node.call())
-    await until(lambda: node.gate.open_requests == 1)
+    await until(lambda: node.admission.open_requests == 1)
     node.go_on.set()
     assert (await call).json() == {"text": "ok"}
-    assert node.gate.open_requests == 0
+    assert node.admission.open_requests == 0
 
 
 async def test_a_request_is_not_open_before_all_of_it_arrived(node: Node) -> None:
@@ -93,24 +102,24 @@ async def test_a_request_is_not_open_before_all_of_it_arrived(node: Node) -> Non
     open_when_answered: list[int] = []
 
     async def send(_: Any) -> None:
-        open_when_answered.append(node.gate.open_requests)
+        open_when_answered.append(node.admission.open_requests)
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
-    call = asyncio.create_task(node.gate(scope, parts.get, send))
+    call = asyncio.create_task(node.admission(scope, parts.get, send))
     parts.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
     await until(parts.empty)
-    assert node.gate.open_requests == 0
+    assert node.admission.open_requests == 0
     parts.put_nowait({"type": "http.request", "body": b"}", "more_body": False})
     await call
     assert set(open_when_answered) == {1}
-    assert node.gate.open_requests == 0
+    assert node.admission.open_requests == 0
 
 
 async def test_a_draining_node_refuses_new_calls_and_finishes_open_ones(node: Node) -> None:
     node.go_on.clear()
     call = asyncio.create_task(node.call())
-    await until(lambda: node.gate.open_requests == 1)
-    node.gate.drain()
+    await until(lambda: node.admission.open_requests == 1)
+    node.drain()
     refused = await node.call()
     assert refused.status_code == 503
     assert refused.headers["retry-after"] == "5"
@@ -118,12 +127,12 @@ async def test_a_draining_node_refuses_new_calls_and_finishes_open_ones(node: No
     assert (await node.client.get("/v1/models")).status_code == 200
     node.go_on.set()
     assert (await call).status_code == 200
-    assert node.gate.counters.refused_draining == 1
+    assert node.admission.counters.refused_draining == 1
 
 
 async def test_new_sessions_get_429_while_calls_wait_and_known_ones_pass(node: Node) -> None:
     assert (await node.call("known")).status_code == 200
-    node.door.limit = SessionLimit(max_waiting=2, retry_after_s=7.4)
+    node.sessions.limit = SessionLimit(max_waiting=2, retry_after_s=7.4)
     node.waiting = 2
     assert (await node.call("known")).status_code == 200
     refused = await node.call("new")
@@ -131,7 +140,7 @@ async def test_new_sessions_get_429_while_calls_wait_and_known_ones_pass(node: N
     assert (await node.call()).status_code == 429, "a call without a session counts as new"
     node.waiting = 1
     assert (await node.call("new")).status_code == 200
-    assert node.gate.counters.refused_session == 2
+    assert node.admission.counters.refused_session == 2
 
 
 @pytest.mark.parametrize(
@@ -145,7 +154,7 @@ async def test_a_session_is_told_by_the_headers_of_routers_and_agents(
         return answer.status_code
 
     assert await call("known") == 200
-    node.door.limit = SessionLimit(max_waiting=0)
+    node.sessions.limit = SessionLimit(max_waiting=0)
     node.waiting = 1
     assert (await call("known"), await call("new")) == (200, 429)
 
@@ -159,12 +168,12 @@ async def test_the_health_page_says_what_keeps_calls_away(node: Node, path: str)
     assert answer.headers["retry-after"] == "5"
     assert (await node.call()).status_code == 200, "only routers are told"
     node.unready = None
-    node.gate.drain()
+    node.drain()
     assert (await node.client.get(path)).json()["error"]["type"] == "node_draining"
 
 
 async def test_nobody_is_refused_where_nothing_waits(node: Node) -> None:
-    node.door.limit = SessionLimit(max_waiting=0)
+    node.sessions.limit = SessionLimit(max_waiting=0)
     assert (await node.call("new")).status_code == 200
     node.waiting = 1
     assert (await node.call("other")).status_code == 429
@@ -172,7 +181,7 @@ async def test_nobody_is_refused_where_nothing_waits(node: Node) -> None:
 
 async def test_sessions_are_forgotten_after_their_time(node: Node) -> None:
     await node.call("old")
-    node.door.limit = SessionLimit(max_waiting=0)
+    node.sessions.limit = SessionLimit(max_waiting=0)
     node.waiting = 1
     node.now_s = 299.0
     assert (await node.call("old")).status_code == 200
@@ -190,28 +199,25 @@ async def test_an_application_error_does_not_leak_an_open_request() -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("engine gone")
 
-    door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
-    gate = Gate(broken, door=door, metrics_page=lambda: b"")
-    transport = httpx.ASGITransport(app=gate, raise_app_exceptions=False)
+    sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
+    admission = Admission(broken, sessions=sessions, metrics_page=lambda: b"")
+    transport = httpx.ASGITransport(app=admission, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         assert (await client.post("/v1/completions", json={})).status_code == 500
-    assert gate.open_requests == 0
+    assert admission.open_requests == 0
 
 
 async def test_held_calls_are_refused_when_they_cannot_be_judged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fails() -> Queue:
-        raise ArithmeticError
-
-    door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 1, 0), look_every_s=0.0)
-    door.limit = SessionLimit(max_waiting=0, when_full="wait")
-    _, entry = door.enter([b"new"])
-    assert door.held == 1
-    door.queue = fails
+    reports = [Queue(0, 1, 0)]  # the second look finds none: an IndexError
+    sessions = SessionLimiter(clock=lambda: 0.0, queue=reports.pop, look_every_s=0.0)
+    sessions.limit = SessionLimit(max_waiting=0, when_full="wait")
+    _, entry = sessions.enter([b"new"])
+    assert sessions.held == 1
     assert await asyncio.wait_for(entry, 5) is Entry.REFUSED
-    assert door.held == 0
-    assert "ArithmeticError" in caplog.text
+    assert sessions.held == 0
+    assert "IndexError" in caplog.text
 
 
 def chat(*texts: str) -> dict[str, Any]:
@@ -229,7 +235,7 @@ async def test_a_session_is_known_by_what_its_prompt_begins_with(node: Node) -> 
         return (await node.client.post("/v1/completions", json=call)).status_code
 
     assert await post(chat("be brief", "hello")) == 200
-    node.door.limit = SessionLimit(max_waiting=0)
+    node.sessions.limit = SessionLimit(max_waiting=0)
     node.waiting = 1
     assert await post(chat("be brief", "hello", "hi", "go on")) == 200
     assert await post(chat("be brief", "another")) == 429, "a common system prompt is no session"
@@ -239,27 +245,27 @@ async def test_a_session_is_known_by_what_its_prompt_begins_with(node: Node) -> 
 async def test_where_the_policy_says_wait_a_new_session_starts_when_the_queue_is_gone(
     node: Node,
 ) -> None:
-    node.door.limit = SessionLimit(max_waiting=0, when_full="wait", max_wait_s=60.0)
+    node.sessions.limit = SessionLimit(max_waiting=0, when_full="wait", max_wait_s=60.0)
     node.waiting = 1
     call = asyncio.create_task(node.call("new"))
-    await until(lambda: node.door.held == 1)
+    await until(lambda: node.sessions.held == 1)
     assert not call.done()
     node.waiting = 0
     assert (await call).status_code == 200
-    assert (node.door.held, node.door.held_total) == (0, 1)
+    assert (node.sessions.held, node.sessions.held_total) == (0, 1)
 
 
 async def test_who_waited_the_longest_allowed_time_gets_429(node: Node) -> None:
-    node.door.limit = SessionLimit(max_waiting=0, when_full="wait", max_wait_s=60.0)
+    node.sessions.limit = SessionLimit(max_waiting=0, when_full="wait", max_wait_s=60.0)
     node.waiting = 1
     call = asyncio.create_task(node.call("new"))
-    await until(lambda: node.door.held == 1)
+    await until(lambda: node.sessions.held == 1)
     node.now_s = 60.0
     assert (await call).status_code == 429
 
 
 async def test_a_client_that_hangs_up_is_no_longer_held(node: Node) -> None:
-    node.door.limit = SessionLimit(max_waiting=0, when_full="wait")
+    node.sessions.limit = SessionLimit(max_waiting=0, when_full="wait")
     node.waiting = 1
     parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     answers: list[Any] = []
@@ -269,19 +275,19 @@ async def test_a_client_that_hangs_up_is_no_longer_held(node: Node) -> None:
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
     parts.put_nowait({"type": "http.request", "body": b"{}"})
-    call = asyncio.create_task(node.gate(scope, parts.get, send))
-    await until(lambda: node.door.held == 1)
+    call = asyncio.create_task(node.admission(scope, parts.get, send))
+    await until(lambda: node.sessions.held == 1)
     parts.put_nowait({"type": "http.disconnect"})
     await call
-    assert (node.door.held, node.gate.open_requests, answers) == (0, 0, [])
+    assert (node.sessions.held, node.admission.open_requests, answers) == (0, 0, [])
 
 
 async def test_a_node_that_stops_holds_nobody_back(node: Node) -> None:
-    node.door.limit = SessionLimit(max_waiting=0, when_full="wait")
+    node.sessions.limit = SessionLimit(max_waiting=0, when_full="wait")
     node.waiting = 1
     call = asyncio.create_task(node.call("new"))
-    await until(lambda: node.door.held == 1)
-    node.gate.drain()
+    await until(lambda: node.sessions.held == 1)
+    node.drain()
     assert (await call).status_code == 503
 
 
@@ -299,7 +305,7 @@ async def test_a_body_beyond_the_limit_is_refused_before_it_is_read_whole(node: 
     assert answer.status_code == 413
     assert answer.json()["error"]["type"] == "request_too_large"
     assert taken == 3
-    assert node.gate.counters.refused_size == 1
+    assert node.admission.counters.refused_size == 1
 
 
 async def test_a_call_for_more_answers_than_others_can_wait_for_is_refused(node: Node) -> None:
@@ -309,15 +315,15 @@ async def test_a_call_for_more_answers_than_others_can_wait_for_is_refused(node:
     answer = await node.client.post("/v1/completions", json=more)
     assert answer.status_code == 400
     assert "asks for 1280 answers" in answer.json()["error"]["message"]
-    assert node.gate.counters.refused_answers == 1
-    assert node.gate.open_requests == 0
+    assert node.admission.counters.refused_answers == 1
+    assert node.admission.open_requests == 0
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/inference/v1/generate", "/generative_scoring"])
 async def test_a_drain_refuses_calls_by_whatever_path_vllm_serves_them(
     node: Node, path: str
 ) -> None:
-    node.gate.drain()
+    node.drain()
     assert (await node.client.post(path, json={})).status_code == 503
 
 
@@ -327,9 +333,9 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised() -> N
 
     context = ContextLimit()
     context.max_tokens, context.chars_per_token = 100, 4
-    door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
-    gate = Gate(app, door=door, metrics_page=lambda: b"", context=context)
-    transport = httpx.ASGITransport(app=gate)
+    sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
+    admission = Admission(app, sessions=sessions, metrics_page=lambda: b"", context=context)
+    transport = httpx.ASGITransport(app=admission)
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         for prompt in ("x" * 400, list(range(100))):
             refused = await client.post("/v1/completions", json={"prompt": prompt})
@@ -337,12 +343,12 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised() -> N
             assert "at most 100 tokens" in refused.json()["error"]["message"]
             assert "has at least 100" in refused.json()["error"]["message"]
     assert context.refused == 2
-    assert gate.open_requests == 0
+    assert admission.open_requests == 0
 
 
 async def test_a_prompt_that_may_fit_or_may_wait_is_passed_on(node: Node) -> None:
     context = ContextLimit()
-    node.gate._context = context
+    node.admission._context = context
     call = {"prompt": "x" * 399}
     for context.max_tokens, context.chars_per_token, context.over in (
         (101, 4, "refuse"),
@@ -371,7 +377,7 @@ async def test_a_body_that_says_it_is_too_large_is_not_read(node: Node) -> None:
 
     length = (b"content-length", str(MAX_BODY_BYTES + 1).encode())
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [length]}
-    await node.gate(scope, receive, send)
+    await node.admission(scope, receive, send)
     assert sent[0]["status"] == 413
 
 
@@ -380,7 +386,7 @@ async def test_half_of_a_character_is_refused_before_the_application_sees_it(nod
     refused = await node.client.post("/v1/completions", content=b'{"stop": ["\\ud800"]}')
     assert refused.status_code == 400
     assert "half of a character" in refused.json()["error"]["message"]
-    assert node.gate.open_requests == 0
+    assert node.admission.open_requests == 0
     node.go_on.set()
     whole = await node.client.post("/v1/completions", content=b'{"stop": ["\\ud83d\\ude00"]}')
     assert whole.status_code == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hisparsed.node.openai.admission import Gate
+from hisparsed.node.openai.admission import STOPPING, Admission
 from hisparsed.node.openai.errors import (
     BegunResponse,
     ErrorForm,
@@ -25,8 +26,8 @@ from hisparsed.node.openai.errors import (
     form_of,
 )
 from hisparsed.node.openai.server import guarded
-from hisparsed.node.openai.session_limit import Queue, SessionDoor, SessionLimit
-from hisparsed.node.openai.upstream import EngineSlot
+from hisparsed.node.openai.session_limit import Queue, SessionLimit, SessionLimiter
+from hisparsed.node.openai.upstream import Upstream
 
 AWAY = Refusal(503, "engine_unavailable", "the engine is being restarted", 7.0)
 MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
@@ -71,14 +72,20 @@ class Node:
         app = Starlette(
             routes=[Route(path, self.answer, methods=["POST"]) for path in (MESSAGES, RESPONSES)]
         )
-        self.slot = EngineSlot(lambda: AWAY)
-        self.slot.put(app, lambda: self.alive)
-        self.door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 1, 0))
-        self.gate = Gate(self.slot, door=self.door, metrics_page=lambda: b"")
+        engine = SimpleNamespace(app=app, is_alive=lambda: self.alive)
+        self.upstream = Upstream(lambda: engine, lambda: AWAY)
+        self.refusal: Refusal | None = None
+        self.sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 1, 0))
+        self.admission = Admission(
+            self.upstream,
+            sessions=self.sessions,
+            metrics_page=lambda: b"",
+            refusal=lambda: self.refusal,
+        )
         self.keys: tuple[str, ...] = ()
 
     def http(self) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app=guarded(self.gate, api_keys=self.keys))
+        transport = httpx.ASGITransport(app=guarded(self.admission, api_keys=self.keys))
         return httpx.AsyncClient(transport=transport, base_url="http://node")
 
     def openai(self) -> openai.AsyncOpenAI:
@@ -112,7 +119,7 @@ class Node:
 
     async def cut(self) -> None:
         await self.began.wait()
-        self.slot.take_away(AWAY)
+        self.upstream.cut(AWAY)
 
 
 @pytest.fixture
@@ -201,9 +208,9 @@ async def test_refusals_of_the_node_reach_anthropics_clients_as_its_own(node: No
 
     assert await refused(n=5_000) == (400, "invalid_request_error")
     assert await refused(stop="\ud800") == (400, "invalid_request_error")
-    node.door.limit = SessionLimit(max_waiting=0)
+    node.sessions.limit = SessionLimit(max_waiting=0)
     assert await refused() == (429, "rate_limit_error")
-    node.gate.drain()
+    node.refusal = STOPPING
     assert await refused() == (503, "overloaded_error")
     node.keys = ("right",)
     assert await refused() == (401, "authentication_error")

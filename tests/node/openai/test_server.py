@@ -13,17 +13,17 @@ from starlette.routing import Route
 
 from hisparsed.control.api.http_server import Connections, Cut, HttpLimits
 from hisparsed.engine.context_limit import ContextLimit
-from hisparsed.node.openai.admission import Gate
+from hisparsed.node.openai.admission import Admission
 from hisparsed.node.openai.server import (
     SERVED,
+    AdmissionCollector,
     ConnectionCollector,
-    GateCollector,
     ServedPaths,
     is_served,
     metrics_app,
     metrics_page,
 )
-from hisparsed.node.openai.session_limit import Queue, SessionDoor
+from hisparsed.node.openai.session_limit import Queue, SessionLimiter
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ async def unused(scope: object, receive: object, send: object) -> None:
 
 async def test_metrics_are_at_their_path_without_a_redirect() -> None:
     registry = CollectorRegistry()
-    door = SessionDoor(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
-    gate = Gate(unused, door=door, metrics_page=lambda: b"")
-    gate.counters.refused_session = 3
-    registry.register(GateCollector(gate, ContextLimit()))
+    sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
+    admission = Admission(unused, sessions=sessions, metrics_page=lambda: b"")
+    admission.counters.refused_session = 3
+    registry.register(AdmissionCollector(admission, ContextLimit()))
     connections = Connections(HttpLimits(), open=5)
     connections.cut[Cut.SLOW_HEADERS] = 2
     registry.register(ConnectionCollector(connections))

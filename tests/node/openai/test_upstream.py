@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from hisparsed.node.openai.errors import Refusal
-from hisparsed.node.openai.upstream import EngineSlot
+from hisparsed.node.openai.upstream import Upstream
 
 AWAY = Refusal(503, "engine_unavailable", "the engine is being restarted", 7.0)
 CUT = Refusal(503, "engine_unavailable", "your time is over", 3.0)
@@ -36,6 +37,9 @@ class Engine:
                 Route("/broken", self.broken),
             ]
         )
+
+    def is_alive(self) -> bool:
+        return self.alive
 
     def die(self) -> None:
         self.alive = False
@@ -67,9 +71,21 @@ class Engine:
         return JSONResponse({"error": {"code": 500}}, status_code=500)
 
 
+class Edge(Upstream):
+    """``serving`` is the engine that serves now."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.serving, lambda: AWAY)
+        self.serving: Any = None
+
+    def take_away(self) -> None:
+        self.serving = None
+        self.cut(CUT)
+
+
 @pytest.fixture
-async def slot() -> EngineSlot:
-    return EngineSlot(lambda: AWAY)
+async def upstream() -> Edge:
+    return Edge()
 
 
 @pytest.fixture
@@ -78,14 +94,10 @@ async def engine() -> Engine:
 
 
 @pytest.fixture
-async def http(slot: EngineSlot) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=slot)
+async def http(upstream: Edge) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=upstream)
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         yield client
-
-
-def put(slot: EngineSlot, engine: Engine) -> None:
-    slot.put(engine.app, lambda: engine.alive)
 
 
 def is_refusal(response: httpx.Response, refusal: Refusal) -> bool:
@@ -118,30 +130,30 @@ async def test_without_an_engine_calls_get_503_and_when_to_come_back(
 
 
 async def test_with_an_engine_answers_pass_unchanged(
-    slot: EngineSlot, engine: Engine, http: httpx.AsyncClient
+    upstream: Edge, engine: Engine, http: httpx.AsyncClient
 ) -> None:
-    put(slot, engine)
+    upstream.serving = engine
     engine.go_on.set()
     assert (await http.get("/whole")).json() == {"text": "ok"}
     assert (await http.get("/stream")).text.endswith("data: [DONE]\n\n")
     assert (await http.get("/broken")).json() == {"error": {"code": 500}}, "its engine lives"
-    assert slot.cut_total == 0
+    assert upstream.cut_total == 0
 
 
 async def test_a_call_whose_engine_dies_gets_503_where_the_application_says_500(
-    slot: EngineSlot, engine: Engine, http: httpx.AsyncClient
+    upstream: Edge, engine: Engine, http: httpx.AsyncClient
 ) -> None:
-    put(slot, engine)
+    upstream.serving = engine
     call = await begun(engine, http.get("/whole"))
     engine.die()
     assert is_refusal(await call, AWAY)
-    assert slot.cut_total == 1
+    assert upstream.cut_total == 1
 
 
 async def test_a_stream_whose_engine_dies_ends_in_one_error_event(
-    slot: EngineSlot, engine: Engine, http: httpx.AsyncClient
+    upstream: Edge, engine: Engine, http: httpx.AsyncClient
 ) -> None:
-    put(slot, engine)
+    upstream.serving = engine
     call = await begun(engine, http.get("/stream"))
     engine.die()
     text = (await call).text
@@ -150,51 +162,51 @@ async def test_a_stream_whose_engine_dies_ends_in_one_error_event(
 
 
 async def test_open_calls_are_cut_when_their_engine_is_taken_away(
-    slot: EngineSlot, engine: Engine, http: httpx.AsyncClient
+    upstream: Edge, engine: Engine, http: httpx.AsyncClient
 ) -> None:
-    put(slot, engine)
+    upstream.serving = engine
     whole = await begun(engine, http.get("/whole"))
     engine.began.clear()
     stream = await begun(engine, http.get("/stream"))
-    slot.take_away(CUT)
+    upstream.take_away()
     assert is_refusal(await whole, CUT)
     assert engine.cancelled, "the call went on in the engine"
     assert (await stream).text.endswith(CUT.last_events().decode())
-    assert slot.cut_total == 2
+    assert upstream.cut_total == 2
     assert is_refusal(await http.get("/whole"), AWAY), "new calls reach no engine that is gone"
 
 
 async def test_the_next_engine_gets_the_next_calls(
-    slot: EngineSlot, engine: Engine, http: httpx.AsyncClient
+    upstream: Edge, engine: Engine, http: httpx.AsyncClient
 ) -> None:
-    put(slot, engine)
-    slot.take_away(CUT)
+    upstream.serving = engine
+    upstream.take_away()
     second = Engine()
     second.go_on.set()
-    put(slot, second)
+    upstream.serving = second
     assert (await http.get("/whole")).json() == {"text": "ok"}
     assert not engine.began.is_set()
 
 
 async def test_a_mistake_in_the_application_is_not_hidden(
-    slot: EngineSlot, engine: Engine, http: httpx.AsyncClient
+    upstream: Edge, engine: Engine, http: httpx.AsyncClient
 ) -> None:
     async def mistaken(*_: Any) -> None:
         raise LookupError("a mistake")
 
-    slot.put(mistaken, lambda: True)
+    upstream.serving = SimpleNamespace(app=mistaken, is_alive=lambda: True)
     with pytest.raises(LookupError, match="a mistake"):
         await http.get("/whole")
 
 
-async def test_a_client_that_goes_away_ends_its_call(slot: EngineSlot, engine: Engine) -> None:
-    put(slot, engine)
+async def test_a_client_that_goes_away_ends_its_call(upstream: Edge, engine: Engine) -> None:
+    upstream.serving = engine
 
     async def nothing(*_: Any) -> Any:
         return {"type": "http.request", "body": b""}
 
     scope = {"type": "http", "method": "GET", "path": "/whole", "headers": [], "query_string": b""}
-    call = await begun(engine, slot(scope, nothing, nothing))
+    call = await begun(engine, upstream(scope, nothing, nothing))
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     assert engine.cancelled

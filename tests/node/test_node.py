@@ -1,16 +1,16 @@
-"""GPUs in a node's status: those of a CUDA node, for as long as the daemon lives."""
+"""The GPUs of a node: those of a CUDA node, for as long as the daemon lives."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hisparsed.control.watch import report_gpus
 from hisparsed.engine.cuda.nvml import GpuReading
-from hisparsed.node import control_plane as gpus
+from hisparsed.node import node
 from hisparsed.policy.events import EventKind
 
 
@@ -37,23 +37,25 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[OneGpu]:
         readers.append(OneGpu(nvml, environ))
         return readers[-1]
 
-    monkeypatch.setattr(gpus, "GpuReader", make)
+    monkeypatch.setattr(node, "GpuReader", make)
     return readers
 
 
-def test_a_cuda_node_shows_its_gpus_and_lets_nvml_go(made: list[OneGpu]) -> None:
-    board: Any = SimpleNamespace(gpus=None)
-    with gpus.watched_gpus("cuda", board):
-        (reader,) = made
-        assert reader.was_read.wait(10)
+def test_a_cuda_node_reads_its_gpus_and_lets_nvml_go(made: list[OneGpu]) -> None:
+    watch = node.gpu_watch("cuda")
+    assert watch is not None
+    (reader,) = made
+    watch.start()
+    assert reader.was_read.wait(10)
+    watch.stop()
     assert reader.was_closed
-    assert [card.lost for card in board.gpus().cards] == [True]
+    seen = watch.status()
+    assert seen is not None
+    assert [card.lost for card in seen.cards] == [True]
 
 
 def test_other_nodes_ask_no_driver(made: list[OneGpu]) -> None:
-    board: Any = SimpleNamespace(gpus=None)
-    with gpus.watched_gpus("reference", board):
-        assert board.gpus is None
+    assert node.gpu_watch("reference") is None
     assert made == []
 
 
@@ -71,11 +73,12 @@ class Told:
 
 
 async def test_a_lost_gpu_is_an_event_without_any_tick(made: list[OneGpu]) -> None:
-    board: Any = SimpleNamespace(gpus=None)
+    watch = node.gpu_watch("cuda")
+    assert watch is not None
+    watch.look()
     announcer: Any = Told()
-    with gpus.watched_gpus("cuda", board):
-        telling = asyncio.create_task(gpus.tell_of_gpus(board, announcer, every_s=0.01))
-        await asyncio.wait_for(announcer.first.wait(), 10)
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+    telling = asyncio.create_task(report_gpus(watch.status, announcer, every_s=0.01))
+    await asyncio.wait_for(announcer.first.wait(), 10)
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)
     assert announcer.kinds == [EventKind.GPU_LOST]

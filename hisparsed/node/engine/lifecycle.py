@@ -1,0 +1,163 @@
+"""Where the life of the engine stands: plain data that the supervisor writes and others read.
+
+Also what it means to clients (``refusal``), operators (``status``) and health checks
+(``lifecycle``). There is one for as long as the daemon; ``session`` is what comes and goes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hisparsed.config.node import NodeConfig
+from hisparsed.config.sections import SupervisionConfig
+from hisparsed.control.status.document import (
+    EngineEnd,
+    EngineLifeStatus,
+    EngineState,
+    Lifecycle,
+    QuarantinedValues,
+)
+from hisparsed.node.engine import supervision
+from hisparsed.node.engine.records import EngineRecord, PutAside
+from hisparsed.node.engine.supervision import Supervision, Values
+from hisparsed.node.engine.values import EngineValues
+from hisparsed.node.openai.admission import STOPPING
+from hisparsed.node.openai.errors import Refusal
+from hisparsed.policy.units import format_duration
+
+if TYPE_CHECKING:
+    from hisparsed.node.engine.session import EngineSession
+
+_LONGEST_RETRY_S = 60.0
+_TYPICAL_START_S = 15.0
+"""Until a start of this node was measured."""
+
+
+@dataclass(slots=True)
+class EngineLifecycle:
+    """Only the supervisor may change it."""
+
+    limits: SupervisionConfig
+    record: EngineRecord
+    state: Supervision
+    wanted: EngineValues
+    """What the documents said when the daemon started, or when a restart was asked for."""
+    good: EngineValues
+    """What the latest engine served with, or is the first to be started with."""
+    session: EngineSession | None = None
+    """The engine that serves, or drains; ``None`` while there is none."""
+    served: int = 0
+    """Engines that ever did."""
+    why: str = ""
+    """What led to there being no engine, for people."""
+    last_start_s: float | None = None
+    last_end: EngineEnd | None = None
+
+    @classmethod
+    def first(
+        cls, config: NodeConfig, values: EngineValues, record: EngineRecord
+    ) -> EngineLifecycle:
+        """Before the first engine, with the last good values where ``values`` start none."""
+        good = record.good(config) if record.is_put_aside(values) else None
+        chosen = Values.WANTED if good is None else Values.GOOD
+        state, _ = supervision.begin(chosen, time.monotonic())
+        return cls(config.supervision, record, state, wanted=values, good=good or values)
+
+    @property
+    def put_aside(self) -> PutAside | None:
+        """Set while the wanted values are known to start no engine."""
+        return self.record.put_aside if self.record.is_put_aside(self.wanted) else None
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        state = self.state
+        match state.phase:
+            case EngineState.STARTING:
+                return Lifecycle.RESTARTING if state.served else Lifecycle.STARTING
+            case EngineState.SERVING:
+                return Lifecycle.SERVING
+            case EngineState.DRAINING:
+                return Lifecycle.DRAINING
+            case EngineState.RESTARTING:
+                return Lifecycle.RESTARTING
+            case EngineState.FAILED:
+                return Lifecycle.ENGINE_GONE
+            case EngineState.STOPPED:
+                return Lifecycle.STOPPED
+
+    def refusal(self) -> Refusal | None:
+        """Why no call can start; ``None`` while calls can."""
+        return None if self.state.phase is EngineState.SERVING else self.away()
+
+    def away(self) -> Refusal:
+        """What a client whose call no engine can answer is told."""
+        state = self.state
+        if state.stopping or state.phase is EngineState.FAILED:
+            return STOPPING
+        now_s = time.monotonic()
+        left_s = start_s = self.last_start_s or _TYPICAL_START_S
+        if state.next_try_s is not None:
+            left_s += max(0.0, state.next_try_s - now_s)
+        elif state.phase is EngineState.STARTING:
+            left_s = max(1.0, start_s - (now_s - state.since_s))
+        does = "is being restarted"
+        if state.phase is EngineState.STARTING and not state.served:
+            does = "is starting"
+        words = f"this node's engine {does}; retry in a while, or elsewhere"
+        retry_s = min(_LONGEST_RETRY_S, math.ceil(left_s))
+        return Refusal(503, "engine_unavailable", words, retry_s)
+
+    def status(self) -> EngineLifeStatus:
+        """Of this moment."""
+        state, aside = self.state, self.put_aside
+        now_s, now_unix_s = time.monotonic(), time.time()
+        quarantined = None
+        if aside is not None:
+            quarantined = QuarantinedValues(
+                at_unix_s=aside.at_unix_s,
+                error=aside.error,
+                changes=list(self.wanted.changes_from(self.good)),
+            )
+        next_try_unix_s = None
+        if state.next_try_s is not None:
+            next_try_unix_s = now_unix_s + state.next_try_s - now_s
+        return EngineLifeStatus(
+            state=state.phase,
+            since_unix_s=now_unix_s + state.since_s - now_s,
+            sentence=self._sentence(now_s),
+            died_total=state.died_total,
+            restarts_total=max(0, self.served - 1),
+            planned_restarts_total=state.planned_total,
+            ends_in_window=sum(now_s - at_s < self.limits.window for at_s in state.ends_s),
+            most_restarts=self.limits.most_restarts,
+            last_start_s=self.last_start_s,
+            next_try_unix_s=next_try_unix_s,
+            last_exit=self.last_end,
+            quarantined=quarantined,
+        )
+
+    def _sentence(self, now_s: float) -> str:
+        state = self.state
+        since = format_duration(max(0, round(now_s - state.since_s)))
+        after = f" after: {self.why}" if self.why else ""
+        match state.phase:
+            case EngineState.STARTING:
+                return f"the engine has been starting for {since}{after}"
+            case EngineState.SERVING:
+                return f"the engine has served for {since}"
+            case EngineState.DRAINING:
+                what = "the daemon stops" if state.stopping else "the engine is restarted"
+                return f"open calls end, for {since} now, before {what}"
+            case EngineState.RESTARTING if state.next_try_s is not None:
+                left = format_duration(max(0, round(state.next_try_s - now_s)))
+                tries = f"{len(state.ends_s)} of {self.limits.most_restarts} restarts used"
+                return f"no engine{after}; the next try comes in {left} ({tries})"
+            case EngineState.RESTARTING:
+                return f"the engine is being taken down{after}"
+            case EngineState.FAILED:
+                return f"the engine is given up{after}; the daemon ends"
+            case EngineState.STOPPED:
+                return "the daemon stops"
