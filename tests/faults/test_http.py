@@ -93,7 +93,7 @@ async def test_a_body_shorter_than_it_says_is_no_call(edge: Edge) -> None:
     client.writer.write_eof()
     assert await client.rest() == b"", "who hangs up is not answered"
     assert edge.calls == []
-    assert edge.gate.open_requests == 0
+    assert edge.admission.open_requests == 0
 
 
 async def test_what_follows_a_body_is_no_part_of_it(edge: Edge) -> None:
@@ -171,7 +171,7 @@ async def test_a_body_that_drips_is_408_in_its_time_whatever_comes_meanwhile(edg
     await drip(edge, POST + b"content-length: 100000\r\n\r\n{")
     assert edge.connections.cut[Cut.SLOW_BODY] == 1
     assert edge.calls == [], "the application saw a call that was not whole"
-    assert edge.gate.open_requests == 0
+    assert edge.admission.open_requests == 0
 
 
 async def test_a_body_that_drips_in_chunks_is_no_different(edge: Edge) -> None:
@@ -230,7 +230,7 @@ async def test_a_client_that_reads_nothing_of_its_stream_ends_its_call() -> None
         await edge.gone.wait()
     assert edge.connections.cut[Cut.SLOW_READER] == 1
     await edge.stop()
-    assert edge.gate.open_requests == 0
+    assert edge.admission.open_requests == 0
 
 
 async def test_a_client_that_goes_away_in_its_stream_ends_its_call() -> None:
@@ -243,7 +243,7 @@ async def test_a_client_that_goes_away_in_its_stream_ends_its_call() -> None:
     async with asyncio.timeout(LONG_S):
         await edge.gone.wait()
     await edge.stop()
-    assert edge.gate.open_requests == 0
+    assert edge.admission.open_requests == 0
 
 
 async def test_who_has_no_key_is_not_read_for_ever() -> None:
