@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hisparsed.policy.signals import Geometry, Snapshot
+from hisparsed.policy.signals import EngineReport, Geometry
 
 _ROUNDING = 1e-9
 
@@ -46,7 +46,7 @@ def offload_reach_tokens(geometry: Geometry, capacity_chunks: int, occupied: int
     return max(0, capacity_chunks * geometry.offload_chunk_tokens - occupied)
 
 
-def reach_now(snapshot: Snapshot) -> Reach:
+def reach_now(snapshot: EngineReport) -> Reach:
     """Reach of both pools with the capacity they physically own."""
     geometry, in_use = snapshot.geometry, snapshot.hisparse.in_use_blocks
     occupied = occupied_tokens(geometry, in_use, snapshot.offload.in_use_chunks)
@@ -100,7 +100,7 @@ def equal_reach_blocks(
     return min(blocks, shared)
 
 
-def live_load(snapshot: Snapshot, reach: Reach) -> float:
+def live_load(snapshot: EngineReport, reach: Reach) -> float:
     """The idle live set as a share of the smaller reach: the inverse of coverage.
 
     Sessions that run now are held by what is in use, and reach leaves that out; so they are

@@ -1,6 +1,9 @@
-"""What the policy sees: one frozen snapshot of the node a tick, units in every name.
+"""The figures of a node: each is defined here once, units in every name.
 
-The engine and the daemon fill it; nothing here measures, derives or judges. Counters named
+``EngineReport`` is what the engine fills between two steps, ``Snapshot`` adds what the daemon
+knows: one frozen picture a tick, which the policy sees, the journal keeps, the status serves and
+the TUI shows. Imports the standard library only; nothing here measures, derives or judges. New
+fields have defaults, as older journals do not hold them. Counters named
 ``*_total`` never go back while an engine lives. A *chunk* is one distinct piece of indexer
 KV, whatever the number of copies of it that are kept. ``Lever`` names what the policy can change
 live.
@@ -125,6 +128,8 @@ class HiSparsePool:
     """Idle blocks that hold nothing."""
     ghost: tuple[GhostPoint, ...] = ()
     """Rising in ``extra_blocks``; empty where the node keeps no ghost list."""
+    floor_blocks: int | None = None
+    """Fewest blocks that it keeps: one request of ``max_model_len``; ``None`` where unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,27 @@ class Reserve:
     """Whether the node can give their memory back to the system."""
     releasing: bool = False
     """Whether it was told to."""
+    released_bytes: int = 0
+    """Memory that the operating system has back."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerViolation:
+    """A broken invariant of the host ledger; ``rule`` is a stable name, ``sentence`` has the
+    figures."""
+
+    rule: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Whether the host ledger is sound; while it is not, no block moves."""
+
+    violations: tuple[LedgerViolation, ...] = ()
+    violations_total: int = 0
+    given_back_blocks_total: int = 0
+    """Blocks taken back from their tenants at once because nothing ran for want of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +189,8 @@ class GpuPool:
     """Requests wait, and neither a limit nor a full step holds them."""
     head_need_blocks: int | None = None
     """GPU blocks that the head of the waiting queue needs; ``None`` where it is not known."""
+    resident_blocks: int = 0
+    """Blocks that hold sparse-MLA pages of running requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +210,11 @@ class Requests:
     """Calls that an admission limit refused so far."""
     oldest_wait_s: float | None = None
     """How long the call at the head of the queue has waited; ``None`` when none waits."""
+    stalls_total: int = 0
+    """Times that nothing ran though calls waited and memory was free."""
+    stalls_resolved_total: int = 0
+    stalls_given_up_total: int = 0
+    """Calls that were failed because nothing else helped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +277,29 @@ class HotBuffers:
     """Whether the node counts rows at all; where it does not, the totals mean nothing."""
     individual_leases: int = 0
     """Running requests whose lease is not the multiplier's."""
+    lease_blocks: int = 0
+    """Blocks of one group that the next lease takes."""
+    leased_requests: int = 0
+    leased_blocks: int = 0
+    """GPU blocks of all leases and groups."""
+    spills_total: int = 0
+    """Loads that went through the shared scratch blocks, their lease being full."""
+    dropped_total: int = 0
+    scratch_blocks: int = 0
+    """GPU blocks that all requests share for rows that do not fit their lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """vLLM's own counters of hot buffers, of one GPU; they move once in 2,000 worker steps.
+
+    Totals are of ``age_s`` ago; what came after is not known.
+    """
+
+    hits_total: int
+    misses_total: int
+    h2d_bytes_total: int
+    age_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +324,16 @@ class Tokens:
 
     prompt_total: int
     generated_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Of all requests so far: time to first token, and time between two tokens."""
+
+    ttft_sum_s: float = 0.0
+    ttft_count: int = 0
+    itl_sum_s: float = 0.0
+    itl_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +367,10 @@ class Watermark:
     is_default: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One tick. ``at_s`` is monotonic; only differences mean something."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """One consistent picture of the engine, taken on its thread between two steps."""
 
-    at_s: float
-    tick: int
-    policy_generation: int
-    report_age_s: float
     geometry: Geometry
     hisparse: HiSparsePool
     offload: OffloadPool
@@ -322,15 +384,33 @@ class Snapshot:
     requests: Requests
     hot: HotBuffers
     sessions: Sessions
-    prefix: Prefix
-    tokens: Tokens
     admission: Admission
+    """The engine knows the order, its ageing and how many may run; the daemon the other limits."""
     watermark: Watermark
     progress: Progress | None = None
     """``None`` where the node does not count steps."""
     requests_hot: tuple[RequestHot, ...] = ()
-    """Running requests with a hot buffer; empty where the node cannot size them one by one."""
+    """Running requests with a hot buffer, the largest leases first, at most 256; empty where the
+    node cannot size them one by one."""
     reserve: Reserve = field(default_factory=Reserve)
+    ledger: Ledger = field(default_factory=Ledger)
+    report_cost_s: float = 0.0
+    """Engine-thread time that taking this report cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot(EngineReport):
+    """One tick. ``at_s`` is monotonic; only differences mean something."""
+
+    at_s: float
+    tick: int
+    policy_generation: int
+    report_age_s: float
+    prefix: Prefix
+    tokens: Tokens
+    latencies: Latencies = field(default_factory=Latencies)
+    sampled_rows: SampledRows | None = None
+    """``None`` before vLLM's first sample, and where its workers take none."""
     live_levers: Levers = frozenset(Lever)
     """Levers that this node can change live; the others need a restart."""
     frozen_levers: Levers = frozenset()

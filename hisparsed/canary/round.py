@@ -15,8 +15,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from hisparsed.control.status.document import CanaryRun
-from hisparsed.engine.messages import CanaryReport, GeometryReport, Residency
+from hisparsed.engine.messages import CanaryReport, Residency
 from hisparsed.policy.schema import Canary
+from hisparsed.policy.signals import Geometry
 
 
 class Trigger(StrEnum):
@@ -114,7 +115,7 @@ class CanaryEngine(Protocol):
     async def ask(self, question: Question) -> Answer: ...
 
 
-def prompt_tokens(prefix: float, geometry: GeometryReport) -> int:
+def prompt_tokens(prefix: float, geometry: Geometry) -> int:
     """Length of the prompt for ``prefix`` times the top-k.
 
     In a prompt many times the top-k most rows are never selected, and harm to them not seen. A

@@ -32,15 +32,15 @@ from hisparsed.canary.round import (
 from hisparsed.control.events import Announcer
 from hisparsed.control.holds import Overrides
 from hisparsed.control.journal.journal import Journal
-from hisparsed.control.journal.records import TickRecord
+from hisparsed.control.journal.records import SNAPSHOT_JSON, TickRecord
 from hisparsed.control.state_files import save_evidence_file
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.status.document import CanaryRun, CanaryState, CanaryStatus
-from hisparsed.engine.messages import CanaryCall, GeometryReport
+from hisparsed.engine.messages import CanaryCall
 from hisparsed.engine.port import EngineGone
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.schema import Canary
-from hisparsed.policy.signals import AdmissionOrder, Lever
+from hisparsed.policy.signals import AdmissionOrder, Geometry, Lever
 from hisparsed.policy.units import counted
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def evidence_document(
     verdict: Verdict, trigger: str, at_unix_s: float, last: TickOutcome, ticks: Iterable[TickRecord]
 ) -> dict[str, Any]:
     """Everything that is known of a mismatch, as plain JSON values."""
-    report = last.report.model_dump(mode="json")
-    del report["hot"]["requests"]
+    report = SNAPSHOT_JSON.dump_python(last.record.snapshot, mode="json")
+    del report["requests_hot"]
     return {
         "at_unix_s": at_unix_s,
         "trigger": trigger,
@@ -219,7 +219,7 @@ class CanaryWatch:
             settings = last.policy.canary
             self._schedule.ran(self._clock())
             try:
-                verdict = await self._ask(settings, last.report.geometry)
+                verdict = await self._ask(settings, last.record.snapshot.geometry)
                 await self._judge(verdict, trigger, settings, actor)
             except EngineGone:
                 return
@@ -234,7 +234,7 @@ class CanaryWatch:
 
     # --- asking -----------------------------------------------------------------------
 
-    async def _ask(self, settings: Canary, geometry: GeometryReport) -> Verdict:
+    async def _ask(self, settings: Canary, geometry: Geometry) -> Verdict:
         prompt = make_prompt(self._engine, prompt_tokens(settings.prefix, geometry))
         known = self._expected
         if known is not None and known[:2] == (prompt, settings.tokens):
@@ -360,13 +360,13 @@ class CanaryWatch:
 
 
 def _conditions(outcome: TickOutcome, now_s: float) -> Conditions:
-    report = outcome.report
-    ordered = outcome.record.snapshot.admission.order is AdmissionOrder.HELD_PREFIX_FIRST
+    snapshot = outcome.record.snapshot
+    ordered = snapshot.admission.order is AdmissionOrder.HELD_PREFIX_FIRST
     return Conditions(
         now_s=now_s,
-        waiting=report.requests.waiting,
+        waiting=snapshot.requests.waiting,
         coverage_low=ordered and outcome.policy.admission.order == "auto",
-        offload_target_blocks=report.host.offload_target_blocks,
-        budget_blocks=report.geometry.budget_blocks,
-        moving=bool(report.host.pending_blocks or report.host.draining_blocks),
+        offload_target_blocks=snapshot.offload.target_blocks,
+        budget_blocks=snapshot.geometry.budget_blocks,
+        moving=bool(snapshot.pending_blocks or snapshot.draining_blocks),
     )

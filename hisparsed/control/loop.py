@@ -18,7 +18,6 @@ from hisparsed.control.observe import (
     command_for,
     confirm,
     cycle_sentence,
-    geometry_of,
     notable_levers,
     observe,
 )
@@ -27,7 +26,7 @@ from hisparsed.control.plane import ControlPlane
 from hisparsed.control.state_files import Targets, restored
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.watch import LedgerGuard
-from hisparsed.engine.messages import AdmissionCommand, ApplyResult, EngineReport
+from hisparsed.engine.messages import ApplyResult
 from hisparsed.engine.port import EngineGone, EnginePort, ServingCounters
 from hisparsed.logs.event_ids import LEVERS_MOVED
 from hisparsed.policy.bounds import start_blocks
@@ -36,7 +35,7 @@ from hisparsed.policy.decisions import Commands, Decision
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.guards import stalled
 from hisparsed.policy.memory import Memory
-from hisparsed.policy.signals import Admission, AdmissionOrder, Geometry, Lever, Snapshot
+from hisparsed.policy.signals import Admission, EngineReport, Geometry, Lever, Snapshot
 
 log = logging.getLogger("hisparsed.control")
 
@@ -95,19 +94,13 @@ class ControlLoop:
         engine raises: a node whose engine refuses its start must not serve.
         """
         report = await self._engine.report()
-        geometry = geometry_of(report.geometry)
+        geometry = report.geometry
         announce_dropped(self._announcer, self._source.bind(geometry))
         announce_advance(self._announcer, self._source.advance())
         policy = self._overrides.over(self._source.in_force.policy)
-        self._admission = Admission(
-            order=AdmissionOrder(report.admission_order),
-            ageing_s=AdmissionCommand().ageing_s,
-            max_running=report.max_running,
-            max_waiting_sessions=None,
-            retry_after_s=policy.admission.retry_after,
-        )
+        self._admission = replace(report.admission, retry_after_s=policy.admission.retry_after)
         commands = start_commands(policy, geometry)
-        if commands.offload_target_blocks is None and report.host.offload_target_blocks == 0:
+        if commands.offload_target_blocks is None and report.offload.target_blocks == 0:
             # Whatever the mode, a node that begins with an empty offload pool would never hit.
             blocks = start_blocks(policy, geometry)
             commands = replace(commands, offload_target_blocks=blocks)
@@ -187,10 +180,9 @@ class ControlLoop:
         active = self._source.active
         policy = self._overrides.over(self._source.in_force.policy)
         now_s = self._clock()
-        serving = self._serving()
         snapshot = observe(
             report,
-            serving,
+            self._serving(),
             at_s=now_s,
             report_age_s=now_s - self._reported_at_s,
             tick=self._tick,
@@ -228,9 +220,7 @@ class ControlLoop:
         self._metrics.count_tick(record, tick_s)
         # Without a new report nothing is known of the engine: it may be in one long step.
         still = stalled(policy, snapshot, self._memory) if fresh else None
-        self._status.show(
-            TickOutcome(record, report, serving, policy, self._reported_at_s, tick_s, still)
-        )
+        self._status.show(TickOutcome(record, policy, self._reported_at_s, tick_s, still))
         if record.sentence is not None:
             moved = applied is not None
             level = logging.INFO if moved else logging.DEBUG

@@ -17,10 +17,10 @@ from hisparsed.control.holds import Overrides
 from hisparsed.control.journal.journal import Journal
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.engine.gpus import GpuCard, GpusStatus
-from hisparsed.engine.messages import EngineCommand, EngineReport
+from hisparsed.engine.messages import EngineCommand
 from hisparsed.engine.port import EngineGone, EnginePort
 from hisparsed.policy.events import EventKind
-from hisparsed.policy.signals import Lever
+from hisparsed.policy.signals import EngineReport, Lever
 
 _ALL = frozenset(Lever)
 
@@ -36,12 +36,12 @@ class LedgerGuard:
 
     async def look(self, report: EngineReport) -> None:
         """Raises ``EngineGone``."""
-        if not report.violations:
+        if not report.ledger.violations:
             return
-        if report.violations_total > self._told:
-            self._told = report.violations_total
+        if report.ledger.violations_total > self._told:
+            self._told = report.ledger.violations_total
             self._overrides.freeze(_ALL)
-            broken = "; ".join(f"{one.rule}: {one.sentence}" for one in report.violations)
+            broken = "; ".join(f"{one.rule}: {one.sentence}" for one in report.ledger.violations)
             self._announcer.event(
                 EventKind.LEDGER_VIOLATION,
                 f"The host ledger is not sound ({broken}). Requests are served on; every lever is "

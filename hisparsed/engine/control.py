@@ -9,6 +9,7 @@ that the head of the waiting queue lacked.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -29,19 +30,24 @@ from hisparsed.engine.host.offload import (
 )
 from hisparsed.engine.hot import HotShares, LeasedHotManager, ResizeHot
 from hisparsed.engine.hot_sizes import HotUnits, lease_scratch
-from hisparsed.engine.messages import (
-    AdmissionCommand,
-    AdmissionOrder,
-    ApplyResult,
-    EngineCommand,
-    EngineReport,
-    GeometryReport,
-    RequestsReport,
-)
+from hisparsed.engine.messages import AdmissionCommand, ApplyResult, EngineCommand
 from hisparsed.engine.request_table import resident_blocks
 from hisparsed.engine.resident import CountingResidentManager
 from hisparsed.engine.worker_report import WorkerReport
+from hisparsed.policy.signals import (
+    Admission,
+    AdmissionOrder,
+    EngineReport,
+    Geometry,
+    GpuPool,
+    Progress,
+    Requests,
+    Sessions,
+    Watermark,
+)
 
+_DEFAULT_RETRY_AFTER_S = 10.0
+"""What the API side says until a policy says otherwise."""
 _DEFAULT_SESSION_TTL_S = 300.0
 """95 % of coding-agent calls return within this time."""
 
@@ -117,7 +123,7 @@ class EngineControl:
         self._oldest_turn = OldestTurn()
         self.active_limit = ActiveLimit(scheduler)
         self._default_watermark = True
-        self._geometry = self._describe(config, layout, floor, source_group)
+        self._geometry = self._describe(config, layout)
         self.preemptions = 0
         self.finished = 0
         self._steps = 0
@@ -130,28 +136,25 @@ class EngineControl:
 
     # --- geometry ------------------------------------------------------------------
 
-    def _describe(
-        self, config: Any, layout: ChunkLayout, floor: int, source_group: int
-    ) -> GeometryReport:
+    def _describe(self, config: Any, layout: ChunkLayout) -> Geometry:
         hot_groups = len(self._hot)
         row_bytes = layout.block_bytes // self._block_tokens // max(1, hot_groups)
-        return GeometryReport(
+        return Geometry(
             block_tokens=self._block_tokens,
             host_block_bytes=layout.block_bytes,
-            chunk_tokens=self._block_tokens,
-            chunk_bytes=layout.chunk_bytes // self._copies,
+            offload_chunk_tokens=self._block_tokens,
+            offload_chunk_bytes=layout.chunk_bytes // self._copies,
             chunks_per_host_block=layout.chunks_per_block,
             offload_copies=self._copies,
             budget_blocks=self.host.ledger.budget,
-            floor_blocks=floor,
             max_model_len=int(self._scheduler.max_model_len),
             topk=self._topk,
             decode_query_len=self._query_len,
-            gpu_blocks=int(config.num_blocks),
+            gpu_blocks_total=int(config.num_blocks),
+            hot_block_rows=self._block_tokens,
             hot_groups=hot_groups,
             max_lease_blocks=self._hot[0].blocks_per_request,
             min_lease_rows=self._least_lease_rows,
-            scratch_blocks=self._scratch_blocks,
             max_num_seqs=int(self._scheduler.max_num_running_reqs),
             row_bytes=row_bytes,
             max_step_tokens=int(self._scheduler.max_num_scheduled_tokens),
@@ -168,7 +171,8 @@ class EngineControl:
         waiting = self._scheduler.waiting
         self.canary.before_schedule(self._scheduler.running, waiting)
         by_hand = self._scheduler.stall.stalled
-        if self._admission.order == "held-prefix-first" and len(waiting) > 1 and not by_hand:
+        ordered = self._admission.order is AdmissionOrder.HELD_PREFIX_FIRST
+        if ordered and len(waiting) > 1 and not by_hand:
             self._reorder(waiting, now_s)
 
     def after_schedule(self, output: Any) -> None:
@@ -273,7 +277,7 @@ class EngineControl:
             self._coordinator.transition_watermark = command.transition_watermark
         if self._default_watermark:
             self._coordinator.transition_watermark = max(
-                self._shares.blocks_a_request, self._geometry.gpu_blocks // 10
+                self._shares.blocks_a_request, self._geometry.gpu_blocks_total // 10
             )
         if command.admission is not None:
             self._admission = command.admission
@@ -302,34 +306,34 @@ class EngineControl:
         # An idle engine takes no steps; what can move, moves here.
         head_need = self.head_need_blocks()
         self.host.advance(head_need, busy=bool(self._scheduler.running))
-        order: AdmissionOrder = self._admission.order
+        host = self.host.figures(
+            release_host, self.ghosts.hisparse_report(), self.ghosts.offload_report()
+        )
         return EngineReport(
-            monotonic_s=now_s,
-            steps=self._steps,
-            scheduled_tokens=self._scheduled_tokens,
-            decode_seconds=self._decode_time.seconds,
+            **host._asdict(),
             geometry=self._geometry,
-            host=self.host.report(head_need, release_host).model_copy(
-                update={
-                    "hisparse_ghost": self.ghosts.hisparse_report(),
-                    "offload_ghost": self.ghosts.offload_report(),
-                }
+            head_need_blocks=head_need,
+            gpu=GpuPool(
+                total_blocks=self._geometry.gpu_blocks_total,
+                free_blocks=self._cache_manager.block_pool.get_num_free_blocks(),
+                waiting_for_blocks=self._waiting_for_blocks,
+                head_need_blocks=self._gpu_head_need_blocks(),
+                resident_blocks=resident_blocks(self._resident),
             ),
-            gpu_free_blocks=self._cache_manager.block_pool.get_num_free_blocks(),
-            gpu_resident_blocks=resident_blocks(self._resident),
-            waiting_for_blocks=self._waiting_for_blocks,
-            gpu_head_need_blocks=self._gpu_head_need_blocks(),
-            requests=self._requests_report(),
-            hot=self._shares.report(workers),
-            live_set_tokens=self.sessions.live_tokens,
-            live_sessions=len(self.sessions),
-            admission_order=order,
-            max_running=self.active_limit.most,
-            transition_watermark=self._coordinator.transition_watermark,
-            default_watermark=self._default_watermark,
-            violations=self.host.violations_report(),
-            violations_total=self.host.watch.total,
-            report_us=0.0,
+            requests=self._requests(),
+            hot=replace(self._shares.figures(workers), scratch_blocks=self._scratch_blocks),
+            requests_hot=self._shares.of_requests(workers),
+            sessions=Sessions(self.sessions.live_tokens, len(self.sessions)),
+            admission=Admission(
+                order=self._admission.order,
+                ageing_s=self._admission.ageing_s,
+                oldest_share=self._admission.oldest_share,
+                max_running=self.active_limit.most,
+                max_waiting_sessions=None,
+                retry_after_s=_DEFAULT_RETRY_AFTER_S,
+            ),
+            watermark=Watermark(self._coordinator.transition_watermark, self._default_watermark),
+            progress=Progress(self._steps, self._scheduled_tokens, self._decode_time.seconds),
         )
 
     @property
@@ -341,22 +345,22 @@ class EngineControl:
         waiting = self._scheduler.waiting
         return self._gpu_need.of(waiting.peek_request().request_id) if waiting else None
 
-    def _requests_report(self) -> RequestsReport:
+    def _requests(self) -> Requests:
         running, waiting = self._scheduler.get_request_counts()
         counts = {"full": 0, "mixed": 0, "none": 0}
         for request in self._scheduler.running:
             states = {manager.residency(request.request_id) for manager in self._resident}
             counts[states.pop() if len(states) == 1 else "mixed"] += 1
-        return RequestsReport(
+        return Requests(
             running=running,
             waiting=waiting,
-            preemptions=self.preemptions,
-            finished=self.finished,
+            preemptions_total=self.preemptions,
+            finished_total=self.finished,
             held_back=self._held_back,
             oldest_wait_s=self._oldest_wait_s(),
-            stalls_found=self._scheduler.stall.counts.found,
-            stalls_resolved=self._scheduler.stall.counts.resolved,
-            stalls_given_up=self._scheduler.stall.counts.given_up,
+            stalls_total=self._scheduler.stall.counts.found,
+            stalls_resolved_total=self._scheduler.stall.counts.resolved,
+            stalls_given_up_total=self._scheduler.stall.counts.given_up,
             **counts,
         )
 

@@ -17,14 +17,9 @@ import numpy as np
 from vllm.v1.core.single_type_kv_cache_manager import HiSparseHotManager
 
 from hisparsed.engine.hot_sizes import HotUnits
-from hisparsed.engine.messages import (
-    EngineCommand,
-    HotReport,
-    LeasePointReport,
-    MissCurvePoint,
-    RequestHotReport,
-)
+from hisparsed.engine.messages import EngineCommand
 from hisparsed.engine.worker_report import RowCurve, WorkerReport
+from hisparsed.policy.signals import HotBuffers, LeasePoint, MissPoint, RequestHot
 
 
 class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
@@ -159,7 +154,7 @@ class HotShares:
         self._units = units
         self.multiplier = units.multiplier(self._first.next_lease_blocks)
         self._curves: Mapping[str, RowCurve] = {}
-        self._points: dict[str, list[LeasePointReport]] = {}
+        self._points: dict[str, tuple[LeasePoint, ...]] = {}
 
     @property
     def lease_blocks(self) -> int:
@@ -249,32 +244,36 @@ class HotShares:
 
     # --- report -----------------------------------------------------------------------
 
-    def report(self, workers: WorkerReport) -> HotReport:
-        counted, first = workers.counters, self._first
+    def figures(self, workers: WorkerReport) -> HotBuffers:
+        """``workers`` is what the node's workers counted."""
+        counted, first, topk = workers.counters, self._first, self._units.topk
         leased = [manager.req_to_blocks for manager in self._managers]
-        curves = workers.request_curves
-        return HotReport(
+        return HotBuffers(
             multiplier=self.multiplier,
+            references_total=counted["references"],
+            hits_total=counted["hits"],
+            loads_total=counted["loads"],
+            resident_total=counted["resident"],
+            h2d_bytes_total=counted["h2d_bytes"],
+            predicted=tuple(
+                MissPoint(rows / topk, misses)
+                for rows, misses in workers.miss_curve
+                if rows >= self._units.least_rows
+            ),
+            counted=workers.counted,
+            individual_leases=first.individual_leases(),
             lease_blocks=self.lease_blocks,
             leased_requests=len(first.lease_blocks),
             leased_blocks=sum(len(blocks) for table in leased for blocks in table.values()),
-            references=counted["references"],
-            resident=counted["resident"],
-            hits=counted["hits"],
-            loads=counted["loads"],
-            spills=counted["spills"],
-            dropped=counted["dropped"],
-            h2d_bytes=counted["h2d_bytes"],
-            miss_curve=[
-                MissCurvePoint(multiplier=rows / self._units.topk, misses=misses)
-                for rows, misses in workers.miss_curve
-            ],
-            counted=workers.counted,
-            requests=[] if curves is None else self._requests(curves),
-            individual_leases=first.individual_leases(),
+            spills_total=counted["spills"],
+            dropped_total=counted["dropped"],
         )
 
-    def _requests(self, curves: Mapping[str, RowCurve]) -> list[RequestHotReport]:
+    def of_requests(self, workers: WorkerReport) -> tuple[RequestHot, ...]:
+        """The largest leases first; empty where requests cannot be sized one by one."""
+        curves = workers.request_curves
+        if curves is None:
+            return ()
         if curves is not self._curves:
             self._curves, self._points = curves, {}
         held = {
@@ -283,24 +282,24 @@ class HotShares:
             if blocks
         }
         largest = sorted(held, key=lambda request_id: (-held[request_id], request_id))
-        return [
-            RequestHotReport(
+        return tuple(
+            RequestHot(
                 request_id=request_id,
                 lease_blocks=held[request_id],
                 target_blocks=self._first.target_of(request_id),
                 curve=self._points_of(request_id, held[request_id]),
             )
             for request_id in largest[:MAX_REQUESTS]
-        ]
+        )
 
-    def _points_of(self, request_id: str, lease: int) -> list[LeasePointReport]:
+    def _points_of(self, request_id: str, lease: int) -> tuple[LeasePoint, ...]:
         known = self._points.get(request_id)
         if known is None:
             curve = self._curves.get(request_id, ())
-            known = self._points[request_id] = self._in_blocks(curve, lease) if curve else []
+            known = self._points[request_id] = self._in_blocks(curve, lease) if curve else ()
         return known
 
-    def _in_blocks(self, curve: RowCurve, lease: int) -> list[LeasePointReport]:
+    def _in_blocks(self, curve: RowCurve, lease: int) -> tuple[LeasePoint, ...]:
         """The curve at whole blocks of legal leases, in proportion between its points."""
         size, least = self._units.block_tokens, self._units.least_blocks
         most = self._first.blocks_per_request
@@ -311,7 +310,4 @@ class HotShares:
         every = -(-len(above) // _POINTS_ABOVE) or 1
         chosen = [*exact, *above[::-every][::-1]]
         found = np.interp([point * size for point in chosen], rows, misses).tolist()
-        return [
-            LeasePointReport(blocks=point, misses_per_step=found_misses)
-            for point, found_misses in zip(chosen, found, strict=True)
-        ]
+        return tuple(LeasePoint(*point) for point in zip(chosen, found, strict=True))

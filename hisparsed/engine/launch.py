@@ -30,12 +30,13 @@ from hisparsed.engine.messages import (
     CanaryCall,
     CanaryReport,
     EngineCommand,
-    EngineReport,
     RequestTable,
+    report_from_wire,
 )
 from hisparsed.engine.plugin import CONTROL_METHOD, LAUNCHED_ENV
 from hisparsed.engine.port import EngineGone, ServingCounters
 from hisparsed.errors import EngineStartError, UserError
+from hisparsed.policy.signals import EngineReport
 
 
 class NodeBody(Protocol):
@@ -166,10 +167,10 @@ class EngineHandle:
         return not self.llm.errored
 
     async def report(self) -> EngineReport:
-        report = EngineReport.model_validate(await self._call("report", {}))
+        report = report_from_wire(await self._call("report", {}))
         self.reports += 1
         self.waiting_calls = report.requests.waiting
-        self.room_for_calls = max(0, report.max_running - report.requests.running)
+        self.room_for_calls = max(0, report.admission.max_running - report.requests.running)
         return report
 
     async def apply(self, command: EngineCommand) -> ApplyResult:

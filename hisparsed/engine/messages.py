@@ -6,189 +6,29 @@ and its tests can use them alone. Counters never go back while an engine lives.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-AdmissionOrder = Literal["arrival", "held-prefix-first"]
-Release = Literal["possible", "pinned"]
-"""Whether a node can give the memory of reserve blocks back to the operating system."""
+from hisparsed.policy.signals import AdmissionOrder, EngineReport
 
 
 class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class GeometryReport(_Message):
-    """What does not change while an engine lives. Bytes are bytes, tokens are tokens."""
-
-    block_tokens: int
-    host_block_bytes: int
-    chunk_tokens: int
-    chunk_bytes: int
-    chunks_per_host_block: int
-    offload_copies: int
-    budget_blocks: int
-    floor_blocks: int
-    max_model_len: int
-    topk: int
-    decode_query_len: int
-    gpu_blocks: int
-    hot_groups: int
-    max_lease_blocks: int
-    min_lease_rows: int | None = None
-    """Hot rows of the smallest lease that serves every step; ``None`` means decode query
-    length x top-k."""
-    scratch_blocks: int = 0
-    """GPU blocks that all requests share for rows that do not fit their lease."""
-    max_num_seqs: int
-    row_bytes: int
-    """Bytes of one KV row over all layers that share a top-k."""
-    max_step_tokens: int | None = None
-    """Most tokens that one step computes; ``None`` if not known."""
-    hot_live: bool = True
-    """Whether the node's kernels take leases of different sizes. Where not, every lease has
-    ``max_lease_blocks`` for as long as the engine lives."""
+_REPORT: TypeAdapter[EngineReport] = TypeAdapter(EngineReport)
 
 
-class GhostReport(_Message):
-    """Tokens that a pool would have served with ``extra_blocks`` host blocks more; cumulative."""
-
-    extra_blocks: int
-    tokens: int
-
-
-class HostReport(_Message):
-    """Host blocks by tenant and state; ``idle`` blocks may hold a reusable prefix."""
-
-    hisparse_capacity_blocks: int
-    hisparse_in_use_blocks: int
-    hisparse_idle_blocks: int
-    hisparse_cached_blocks: int
-    offload_target_blocks: int
-    lent_blocks: int
-    pending_blocks: int
-    draining_blocks: int
-    offload_stored_chunks: int
-    offload_in_flight_chunks: int
-    head_need_blocks: int
-    reserve_target_blocks: int = 0
-    reserve_blocks: int = 0
-    """Blocks that are lent to nobody."""
-    release: Release = "pinned"
-    released_bytes: int = 0
-    """Memory of reserve blocks that the operating system has back."""
-    given_back_blocks: int = 0
-    """Taken back from their tenants because nothing ran for want of them; cumulative."""
-    release_wanted: bool = False
-    """Whether the memory of reserve blocks is being given back."""
-    hisparse_ghost: list[GhostReport] = []
-    """Rising in ``extra_blocks``; empty where the node keeps no ghost list."""
-    offload_ghost: list[GhostReport] = []
+def report_to_wire(report: EngineReport) -> dict[str, Any]:
+    """Plain values only, as vLLM's utility call carries them."""
+    values: dict[str, Any] = _REPORT.dump_python(report, mode="json")
+    return values
 
 
-class LedgerViolation(_Message):
-    """``rule`` is a stable name; ``sentence`` has the figures."""
-
-    rule: str
-    sentence: str
-
-
-class RequestsReport(_Message):
-    running: int
-    waiting: int
-    full: int
-    mixed: int
-    none: int
-    preemptions: int
-    finished: int
-    held_back: int
-    """Requests that the active admission limit, not memory, keeps waiting."""
-    oldest_wait_s: float | None = None
-    """How long the call that has waited longest has; ``None`` when none waits or unknown."""
-    stalls_found: int = 0
-    """Times that nothing ran though calls waited and memory was free."""
-    stalls_resolved: int = 0
-    stalls_given_up: int = 0
-    """Calls that were failed because nothing else helped."""
-
-
-class MissCurvePoint(_Message):
-    """At ``multiplier``, ``misses`` of the distinct host-backed rows of a step are loaded."""
-
-    multiplier: float
-    misses: float
-
-
-class LeasePointReport(_Message):
-    """With ``blocks`` hot blocks of a group, a request would load ``misses_per_step`` rows."""
-
-    blocks: int
-    misses_per_step: float
-
-
-class RequestHotReport(_Message):
-    """The hot buffer of one running request, in hot blocks of one group."""
-
-    request_id: str
-    lease_blocks: int
-    target_blocks: int
-    """What it was last told to have; the multiplier's lease where nothing was said."""
-    curve: list[LeasePointReport] = []
-    """Of its own misses, rising in ``blocks``; empty while they are not measured."""
-
-
-class HotReport(_Message):
-    multiplier: float
-    lease_blocks: int
-    leased_requests: int
-    leased_blocks: int
-    references: int
-    resident: int
-    hits: int
-    loads: int
-    spills: int
-    dropped: int
-    h2d_bytes: int
-    miss_curve: list[MissCurvePoint]
-    """Of requests at the current lease: exact up to it, estimated above; empty if unknown."""
-    counted: bool = True
-    """False where the node counts no rows: the counters above mean nothing then."""
-    requests: list[RequestHotReport] = []
-    """The largest leases first, at most 256; empty where leases cannot differ."""
-    individual_leases: int = 0
-    """Running requests whose lease is not the multiplier's."""
-
-
-class EngineReport(_Message):
-    """One consistent picture, taken between two engine steps."""
-
-    monotonic_s: float
-    steps: int
-    scheduled_tokens: int
-    decode_seconds: float | None = None
-    """Time of the steps without any prefill."""
-    geometry: GeometryReport
-    host: HostReport
-    gpu_free_blocks: int
-    gpu_resident_blocks: int = 0
-    """GPU blocks that hold sparse-MLA pages of running requests."""
-    waiting_for_blocks: bool
-    gpu_head_need_blocks: int | None = None
-    """GPU blocks that the head of the queue needs; ``None`` when none waits or unknown."""
-    requests: RequestsReport
-    hot: HotReport
-    live_set_tokens: int
-    live_sessions: int
-    admission_order: AdmissionOrder
-    max_running: int
-    transition_watermark: int
-    default_watermark: bool
-    violations: list[LedgerViolation] = Field(default_factory=list)
-    """Broken invariants of the host ledger; while there are any, the levers are frozen."""
-    violations_total: int = 0
-    report_us: float
-    """Engine-thread time that taking this report cost."""
+def report_from_wire(values: dict[str, Any]) -> EngineReport:
+    """Raises ``ValueError`` naming the field that cannot be right."""
+    return _REPORT.validate_python(values)
 
 
 class RequestRow(_Message):
@@ -250,7 +90,7 @@ class CanaryReport(_Message):
 
 
 class AdmissionCommand(_Message):
-    order: AdmissionOrder = "arrival"
+    order: AdmissionOrder = AdmissionOrder.ARRIVAL
     ageing_s: float = Field(default=30.0, gt=0)
     oldest_share: float = Field(default=0.2, ge=0, le=1)
     """Of the starts while held prefixes go first, for the call that has waited longest."""

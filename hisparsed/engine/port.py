@@ -10,24 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
+from hisparsed.engine.messages import ApplyResult, EngineCommand
+from hisparsed.policy.signals import EngineReport, SampledRows
 
 
 class EngineGone(Exception):  # noqa: N818 (a state of the node, not a mistake)
     """The engine has died and will not come back; the node must stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampledRows:
-    """vLLM's own counters of hot buffers, of one GPU; they move once in 2,000 worker steps.
-
-    Cumulative up to ``age_s`` ago; what came after is not known.
-    """
-
-    hits: int
-    misses: int
-    h2d_bytes: int
-    age_s: float
 
 
 @dataclass(frozen=True, slots=True)

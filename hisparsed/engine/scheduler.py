@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -22,7 +23,7 @@ from hisparsed.engine.compat.adapters import waiting_queues
 from hisparsed.engine.control import EngineControl
 from hisparsed.engine.host.memory import ReleaseHost
 from hisparsed.engine.hot import ResizeHot
-from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport, RequestTable
+from hisparsed.engine.messages import ApplyResult, EngineCommand, RequestTable
 from hisparsed.engine.request_table import request_table
 from hisparsed.engine.stall import (
     Remedy,
@@ -32,6 +33,7 @@ from hisparsed.engine.stall import (
     take_back_from_youngest,
 )
 from hisparsed.engine.worker_report import HotRows, WorkerReport
+from hisparsed.policy.signals import EngineReport
 
 log = logging.getLogger("hisparsed.engine")
 
@@ -152,8 +154,7 @@ class ControlledScheduler:
     ) -> EngineReport:
         started = time.perf_counter()
         report = self.hisparsed.report(self.clock_s(), workers, release_host)
-        elapsed_us = (time.perf_counter() - started) * 1e6
-        return report.model_copy(update={"report_us": elapsed_us})
+        return replace(report, report_cost_s=time.perf_counter() - started)
 
     def hisparsed_apply(
         self,

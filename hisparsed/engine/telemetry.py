@@ -17,7 +17,8 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from hisparsed.engine.port import SampledRows, ServingCounters
+from hisparsed.engine.port import ServingCounters
+from hisparsed.policy.signals import SampledRows
 
 CONNECTOR = "HiSparseConnector"
 HITS, MISSES, H2D_BYTES = "cache_hits", "cache_misses", "host_to_device_bytes"
@@ -50,9 +51,9 @@ class HiSparseStats:
         if self._sampled_s is None:
             return None
         return SampledRows(
-            hits=self._hits // self._ranks,
-            misses=self._misses // self._ranks,
-            h2d_bytes=self._h2d_bytes // self._ranks,
+            hits_total=self._hits // self._ranks,
+            misses_total=self._misses // self._ranks,
+            h2d_bytes_total=self._h2d_bytes // self._ranks,
             age_s=now_s - self._sampled_s,
         )
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from hisparsed.engine.messages import EngineReport
+from hisparsed.policy.reach import reach_now
+from hisparsed.policy.signals import EngineReport
 
 
 @dataclass(slots=True)
@@ -104,17 +105,14 @@ def sample_of(bare: BareSample, report: EngineReport | None) -> Sample:
     own: dict[str, Any] = asdict(bare)
     if report is None:
         return Sample(**own)
-    host, geometry = report.host, report.geometry
-    idle = host.hisparse_capacity_blocks - host.hisparse_in_use_blocks
-    chunks = host.lent_blocks * geometry.chunks_per_host_block
-    in_use = host.hisparse_in_use_blocks * geometry.block_tokens
+    reach = reach_now(report)
     return Sample(
         **own,
-        hisparse_blocks=host.hisparse_capacity_blocks,
-        offload_blocks=host.lent_blocks,
-        hisparse_reach_tokens=idle * geometry.block_tokens,
-        offload_reach_tokens=max(0, chunks * geometry.chunk_tokens - in_use),
-        live_tokens=report.live_set_tokens,
+        hisparse_blocks=report.hisparse.capacity_blocks,
+        offload_blocks=report.offload.lent_blocks,
+        hisparse_reach_tokens=reach.hisparse_tokens,
+        offload_reach_tokens=reach.offload_tokens,
+        live_tokens=report.sessions.live_set_tokens,
         multiplier=report.hot.multiplier,
     )
 

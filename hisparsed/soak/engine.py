@@ -15,8 +15,9 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from hisparsed.config.node import NodeConfig
-from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
+from hisparsed.engine.messages import ApplyResult, EngineCommand, report_from_wire
 from hisparsed.engine.plugin import LAUNCHED_ENV, control
+from hisparsed.policy.signals import EngineReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class InProcessEngine:
         return ApplyResult.model_validate(control(self.core, "apply", payload))
 
     def report(self) -> EngineReport:
-        return EngineReport.model_validate(control(self.core, "report", {}))
+        return report_from_wire(control(self.core, "report", {}))
 
     def check(self) -> list[str]:
         """Every broken invariant of the host ledger, in a sentence; looks at every block."""

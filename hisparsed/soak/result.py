@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hisparsed.engine.messages import EngineReport
+from hisparsed.policy.signals import EngineReport
 from hisparsed.soak.settings import SoakSettings
 
 
@@ -141,8 +141,8 @@ class Tally:
         for name in ("full", "mixed", "none"):
             if getattr(requests, name):
                 self.residency.add(name)
-        self.pending_seen += report.host.pending_blocks > 0
-        self.draining_seen += report.host.draining_blocks > 0
+        self.pending_seen += report.pending_blocks > 0
+        self.draining_seen += report.draining_blocks > 0
 
     def result(
         self,
@@ -174,12 +174,12 @@ class Tally:
             resets_refused=self.resets_refused,
             cancels=cancels,
             reconnects=reconnects,
-            preemptions=requests.preemptions if requests else 0,
-            stalls_found=requests.stalls_found if requests else 0,
+            preemptions=requests.preemptions_total if requests else 0,
+            stalls_found=requests.stalls_total if requests else 0,
             residency_seen=tuple(n for n in ("full", "mixed", "none") if n in self.residency),
             pending_seen=self.pending_seen,
             draining_seen=self.draining_seen,
-            given_back_blocks=self.last.host.given_back_blocks if self.last else 0,
+            given_back_blocks=self.last.ledger.given_back_blocks_total if self.last else 0,
             prefix_hit_tokens=self.prefix_hit_tokens,
             reports=self.reports,
             move_us_p50=rounded(percentile(self.move_us, 0.5)),

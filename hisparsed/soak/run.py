@@ -23,6 +23,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from hisparsed.engine.messages import AdmissionCommand, EngineCommand
+from hisparsed.policy.signals import EngineReport
 from hisparsed.soak.engine import (
     Answer,
     Difference,
@@ -87,7 +88,7 @@ class Soak:
         report = self.engine.report()
         self._moves = Moves(self.settings.seed, report)
         # Scratch blocks, for one, are taken for good before the first call.
-        self._idle_gpu_blocks = report.gpu_free_blocks
+        self._idle_gpu_blocks = report.gpu.free_blocks
         self._sampling = Random(f"{self.settings.seed} samples")
         self._open: dict[str, _Open] = {}
         self._began_s = self.time_s()
@@ -110,7 +111,7 @@ class Soak:
             self._send()
             self._cancel()
             if self._moving() and self.clock.now_s >= self._next_move_s:
-                self._move(self._moves.next(self.tally.last.hot if self.tally.last else None))
+                self._move(self._moves.next(self.tally.last))
                 self._next_move_s = self.clock.now_s + self._moves.pause_s(
                     self.settings.moves_every_s
                 )
@@ -210,8 +211,8 @@ class Soak:
         self.tally.take(report, took_s * 1e6)
         if not self._dead:
             # The engine's own watch looks at the counters and a few blocks in each report.
-            self._violated([f"{one.rule}: {one.sentence}" for one in report.violations])
-        if before is None or report.scheduled_tokens > before.scheduled_tokens:
+            self._violated([f"{one.rule}: {one.sentence}" for one in report.ledger.violations])
+        if before is None or _scheduled(report) > _scheduled(before):
             self._progress_s = self.clock.now_s
         self.on_progress(self.tally)
 
@@ -289,10 +290,10 @@ class Soak:
             return []
         report = self.engine.report()
         found = {
-            "host blocks in use": report.host.hisparse_in_use_blocks,
-            "GPU blocks in use": self._idle_gpu_blocks - report.gpu_free_blocks,
+            "host blocks in use": report.hisparse.in_use_blocks,
+            "GPU blocks in use": self._idle_gpu_blocks - report.gpu.free_blocks,
             "hot blocks leased": report.hot.leased_blocks,
-            "offload transfers in flight": report.host.offload_in_flight_chunks,
+            "offload transfers in flight": report.offload.in_use_chunks,
         }
         return [f"after the last call: {count} {what}" for what, count in found.items() if count]
 
@@ -398,3 +399,7 @@ def _stopped_by_interrupt(soak: Soak) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _scheduled(report: EngineReport) -> int:
+    return report.progress.scheduled_tokens_total if report.progress is not None else 0

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from hisparsed.engine.messages import AdmissionCommand, EngineCommand, EngineReport, HotReport
+from hisparsed.engine.messages import AdmissionCommand, EngineCommand
+from hisparsed.policy.signals import EngineReport
 from hisparsed.replay.scaled_trace import (
     PromptMaker,
     ScaledCall,
@@ -164,11 +165,11 @@ class Moves:
     def __init__(self, seed: int, report: EngineReport) -> None:
         self._rng = random.Random(f"{seed} moves")
         self._geometry = report.geometry
-        self._can_release = report.host.release == "possible"
+        self._can_release = report.reserve.can_release
 
-    def next(self, hot: HotReport | None = None) -> Move:
-        """One move; most change one or two levers. ``hot`` names requests that can have leases
-        of their own, as of the last report."""
+    def next(self, last: EngineReport | None = None) -> Move:
+        """One move; most change one or two levers. ``last`` is the last report: its requests
+        can have leases of their own."""
         rng = self._rng
         if rng.random() < _RESET_SHARE:
             return Reset(running=rng.random() < 0.5, connector=rng.random() < 0.5)
@@ -183,8 +184,8 @@ class Moves:
         }
         if self._can_release:
             draws["release_reserve"] = (0.1, lambda: rng.random() < 0.5)
-        if hot is not None and hot.requests:
-            draws["hot_leases"] = (0.2, lambda: self._leases(hot))
+        if last is not None and last.requests_hot:
+            draws["hot_leases"] = (0.2, lambda: self._leases(last))
         while not fields:
             for name, (share, draw) in draws.items():
                 if rng.random() < share:
@@ -203,13 +204,13 @@ class Moves:
     def _reserve_blocks(self) -> int:
         return self._rng.choice((0, 0, self._rng.randrange(self._geometry.budget_blocks)))
 
-    def _leases(self, hot: HotReport) -> dict[str, int]:
+    def _leases(self, last: EngineReport) -> dict[str, int]:
         """What one request gets more another gets less; at times all are made equal again."""
         if self._rng.random() < 0.2:
             return {}
-        geometry, even = self._geometry, hot.lease_blocks
+        geometry, even = self._geometry, last.hot.lease_blocks
         least = -(-geometry.topk // geometry.block_tokens)
-        names = [one.request_id for one in hot.requests]
+        names = [one.request_id for one in last.requests_hot]
         self._rng.shuffle(names)
         leases: dict[str, int] = {}
         for more, less in zip(names[::2], names[1::2], strict=False):
@@ -220,7 +221,7 @@ class Moves:
         return leases
 
     def _watermark(self) -> int | str:
-        blocks = self._geometry.gpu_blocks
+        blocks = self._geometry.gpu_blocks_total
         return self._rng.choice(("default", 0, blocks // 8, blocks // 2, blocks))
 
     def _admission(self) -> AdmissionCommand:

@@ -103,7 +103,7 @@ def measure_throughput(folder: Path, *, gpu_blocks: int, running: int = 8) -> Th
         prefill_tokens_per_s=running * _PROMPT_TOKENS / prefill_s,
         decode_tokens_per_s=running * steps / decode_s,
         decode_step_ms=decode_s / steps * 1e3,
-        resident_share=hot["resident"] / max(1, hot["references"]),
+        resident_share=hot["resident_total"] / max(1, hot["references_total"]),
     )
 
 
@@ -116,7 +116,7 @@ def measure_control(folder: Path, *, running: int = 50) -> ControlCost:
     reports, applies = [], []
     for index in range(_REPEATS):
         engine.step()
-        reports.append(_control(engine, "report", {})["report_us"])
+        reports.append(_control(engine, "report", {})["report_cost_s"])
         target = 2000 + 64 * (index % 2)
         applies.append(_control(engine, "apply", {"offload_target_blocks": target})["apply_us"])
     return ControlCost(

@@ -22,15 +22,15 @@ from random import Random
 
 from hisparsed.config.node import NodeConfig
 from hisparsed.config.sections import ReferenceConfig
-from hisparsed.control.observe import command_for, geometry_of, observe
-from hisparsed.engine.messages import EngineCommand, EngineReport
+from hisparsed.control.observe import command_for, observe
+from hisparsed.engine.messages import EngineCommand
 from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.admission import start_admission
 from hisparsed.policy.decide import decide
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.reach import equal_reach_blocks, reach_at
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Admission, Geometry
+from hisparsed.policy.signals import Admission, EngineReport, Geometry
 from hisparsed.replay.scaled_trace import (
     PromptMaker,
     ScaledCall,
@@ -86,6 +86,10 @@ class _Open:
     sent_s: float
     prompt_tokens: int
     answered: bool = False
+
+
+def _scheduled(report: EngineReport) -> int:
+    return report.progress.scheduled_tokens_total if report.progress is not None else 0
 
 
 class PolicyAtWork:
@@ -167,7 +171,7 @@ class _Serving:
         self._measured_from_s = clock() + load.warm_up_s
         self._end_s = self._measured_from_s + load.measured_s
         report = engine.report()
-        self._scheduled = report.scheduled_tokens
+        self._scheduled = _scheduled(report)
         self._policy = PolicyAtWork(policy, engine, report)
         self._tick_s = policy.tick
         self._next_tick_s = clock()
@@ -221,7 +225,7 @@ class _Serving:
 
     def _step(self) -> None:
         answers = self._engine.step()
-        scheduled = self._engine.report().scheduled_tokens
+        scheduled = _scheduled(self._engine.report())
         took_s = STEP_S + TOKEN_S * (scheduled - self._scheduled)
         self._scheduled = scheduled
         self._clock.now_s += took_s
@@ -326,7 +330,7 @@ def run_one(order: str, seed: int, load: Load = LOAD) -> Row:
     with tempfile.TemporaryDirectory(prefix="hisparsed-oversubscribed-") as name:
         engine = InProcessEngine(node_of(Path(name)), max_multiplier=2.0, clock=clock)
         try:
-            geometry = geometry_of(engine.report().geometry)
+            geometry = engine.report().geometry
             shared, lent = shared_blocks_for(geometry, live_tokens / LIVE_SET_OF_REACH)
             engine.apply(
                 EngineCommand(

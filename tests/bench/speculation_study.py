@@ -89,7 +89,9 @@ def decode(
         if name in ("references", "resident", "hits", "loads", "spills", "dropped")
     }
     counts = core.model_executor.draft_counts
-    host_rows = max(1, hot["hits"] + hot["loads"] + hot["spills"] + hot["dropped"])
+    host_rows = max(
+        1, hot["hits_total"] + hot["loads_total"] + hot["spills_total"] + hot["dropped_total"]
+    )
     tokens = sum(map(len, emitted.values())) - start
     groups = core.model_executor._geometry.index_groups
     topk = core.model_executor._geometry.index_topk
@@ -100,10 +102,10 @@ def decode(
         acceptance=counts.accepted / max(1, counts.proposed),
         tokens_a_step=tokens * groups / len(unions),
         union=sum(unions) / len(unions) / topk,
-        resident=hot["resident"] / max(1, hot["references"]),
-        misses=(hot["loads"] + hot["spills"]) / host_rows,
-        spills=hot["spills"] / host_rows,
-        dropped=hot["dropped"],
+        resident=hot["resident_total"] / max(1, hot["references_total"]),
+        misses=(hot["loads_total"] + hot["spills_total"]) / host_rows,
+        spills=hot["spills_total"] / host_rows,
+        dropped=hot["dropped_total"],
         tokens_per_cpu_s=tokens / took,
     )
     return figures, [emitted[f"r{index}"] for index in range(requests)]

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from side import IDLE, Side
 
 from hisparsed.canary.round import CanaryEngine
-from hisparsed.engine.messages import EngineReport
+from hisparsed.policy.signals import EngineReport
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["HISPARSED_ENGINE"] = "1"

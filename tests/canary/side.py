@@ -17,83 +17,71 @@ from hisparsed.control.journal.journal import Journal, JournalWriter
 from hisparsed.control.journal.records import TickRecord
 from hisparsed.control.observe import observe
 from hisparsed.control.status.current import TickOutcome
-from hisparsed.engine.messages import (
-    CanaryReport,
-    EngineReport,
-    GeometryReport,
-    HostReport,
-    HotReport,
-    RequestHotReport,
-    RequestsReport,
-)
+from hisparsed.engine.messages import CanaryReport
 from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.decide import decide
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Admission, AdmissionOrder, Lever
+from hisparsed.policy.signals import (
+    Admission,
+    AdmissionOrder,
+    EngineReport,
+    Geometry,
+    GpuPool,
+    HiSparsePool,
+    HotBuffers,
+    Lever,
+    OffloadPool,
+    Progress,
+    RequestHot,
+    Requests,
+    Sessions,
+    Watermark,
+)
 
 IDLE = EngineReport(
-    monotonic_s=0.0,
-    steps=7,
-    scheduled_tokens=70,
-    geometry=GeometryReport(
+    geometry=Geometry(
         block_tokens=16,
         host_block_bytes=16 * 5_120,
-        chunk_tokens=16,
-        chunk_bytes=16 * 256,
+        offload_chunk_tokens=16,
+        offload_chunk_bytes=16 * 256,
         chunks_per_host_block=20,
         offload_copies=1,
         budget_blocks=1_000,
-        floor_blocks=66,
         max_model_len=1_024,
         topk=64,
         decode_query_len=1,
-        gpu_blocks=400,
+        gpu_blocks_total=400,
+        hot_block_rows=16,
         hot_groups=2,
         max_lease_blocks=16,
         max_num_seqs=8,
         row_bytes=1_280,
     ),
-    host=HostReport(
-        hisparse_capacity_blocks=900,
-        hisparse_in_use_blocks=0,
-        hisparse_idle_blocks=900,
-        hisparse_cached_blocks=0,
-        offload_target_blocks=100,
-        lent_blocks=100,
-        pending_blocks=0,
-        draining_blocks=0,
-        offload_stored_chunks=40,
-        offload_in_flight_chunks=0,
-        head_need_blocks=0,
-    ),
-    gpu_free_blocks=300,
-    waiting_for_blocks=False,
-    requests=RequestsReport(
-        running=1, waiting=0, full=1, mixed=0, none=0, preemptions=0, finished=9, held_back=0
-    ),
-    hot=HotReport(
+    hisparse=HiSparsePool(900, 900, 0, 0, 900),
+    offload=OffloadPool(2_000, 100, 100, 0, 40),
+    pending_blocks=0,
+    draining_blocks=0,
+    head_need_blocks=0,
+    gpu=GpuPool(400, 300, waiting_for_blocks=False),
+    requests=Requests(1, 0, 0, 1, 0, 0, 9, held_back=0),
+    hot=HotBuffers(
         multiplier=4.0,
+        references_total=1_000,
+        hits_total=0,
+        loads_total=0,
+        resident_total=1_000,
+        h2d_bytes_total=0,
         lease_blocks=16,
         leased_requests=1,
         leased_blocks=16,
-        references=1_000,
-        resident=1_000,
-        hits=0,
-        loads=0,
-        spills=0,
-        dropped=0,
-        h2d_bytes=0,
-        miss_curve=[],
-        requests=[RequestHotReport(request_id="of-a-user", lease_blocks=16, target_blocks=16)],
     ),
-    live_set_tokens=0,
-    live_sessions=0,
-    admission_order="arrival",
-    max_running=8,
-    transition_watermark=100,
-    default_watermark=True,
-    report_us=200.0,
+    requests_hot=(RequestHot("of-a-user", 16, 16),),
+    sessions=Sessions(0, 0),
+    admission=Admission(AdmissionOrder.ARRIVAL, 30.0, 8, None, 10.0),
+    watermark=Watermark(100, True),
+    progress=Progress(7, 70),
+    report_cost_s=0.0002,
 )
 
 
@@ -164,7 +152,6 @@ class Side:
 
     def outcome(self, report: EngineReport, **canary: Any) -> TickOutcome:
         policy = Policy.model_validate({"version": 1, "canary": canary})
-        order = AdmissionOrder(report.admission_order)
         snapshot = observe(
             report,
             ServingCounters(),
@@ -172,7 +159,7 @@ class Side:
             report_age_s=0.0,
             tick=1,
             policy_generation=1,
-            last_admission=Admission(order, 30.0, 8, None, 10.0),
+            last_admission=report.admission,
             live_levers=frozenset(Lever),
             frozen_levers=self.overrides.frozen,
         )
@@ -189,4 +176,4 @@ class Side:
             None,
         )
         self.journal.record(record)
-        return TickOutcome(record, report, ServingCounters(), policy, self.now_s, 0.0)
+        return TickOutcome(record, policy, self.now_s, 0.0)

@@ -15,8 +15,8 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from hisparsed.canary.round import Question
 from hisparsed.control.status.document import CanaryState
 from hisparsed.engine.canary_calls import CanaryCalls
-from hisparsed.engine.messages import CanaryCall, EngineReport
-from hisparsed.policy.signals import Lever
+from hisparsed.engine.messages import CanaryCall, report_from_wire
+from hisparsed.policy.signals import EngineReport, Lever
 
 pytestmark = pytest.mark.engine
 
@@ -36,7 +36,7 @@ class Node:
         self.found: Found | None = None
 
     def report(self) -> EngineReport:
-        return EngineReport.model_validate(report(self.engine))
+        return report_from_wire(report(self.engine))
 
     async def round(self, **canary: Any) -> None:
         """A tick in which a round is due."""
@@ -96,8 +96,12 @@ async def test_it_is_no_session_no_finished_call_and_leaves_the_ledger_sound(nod
     await node.round()
     await node.round()
     seen = node.report()
-    assert (seen.live_sessions, seen.live_set_tokens, seen.requests.finished) == (0, 0, 0)
-    assert [one.tokens for one in seen.host.hisparse_ghost if one.tokens] == []
+    assert (
+        seen.sessions.live_sessions,
+        seen.sessions.live_set_tokens,
+        seen.requests.finished_total,
+    ) == (0, 0, 0)
+    assert [one for one in seen.hisparse.ghost if one.tokens_total] == []
     assert core_of(node.engine).scheduler.hisparsed.host.watch.look_at_everything() == []
 
 

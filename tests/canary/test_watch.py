@@ -6,6 +6,7 @@ import asyncio
 import json
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from side import RIGHT, Scripted
 from hisparsed.canary.round import Question, Trigger, make_prompt, prompt_tokens
 from hisparsed.canary.watch import MOST_FILES
 from hisparsed.control.status.document import CanaryState
-from hisparsed.engine.messages import EngineReport
+from hisparsed.engine.messages import report_to_wire
 from hisparsed.engine.port import EngineGone
-from hisparsed.policy.signals import Lever
+from hisparsed.policy.signals import AdmissionOrder, EngineReport, Lever
 
 EVERY_S = 600.0
 WRONG = (5, 6, 9, 8)
@@ -82,7 +83,7 @@ async def test_another_answer_freezes_alarms_and_keeps_evidence(
     differing = [one for one in document["answers"] if one["got"] == list(WRONG)]
     assert [one["asked"] for one in differing] == [residency]
     assert document["decisions"]
-    assert "of-a-user" in report.model_dump_json()
+    assert "of-a-user" in str(report_to_wire(report))
     assert "of-a-user" not in text
 
 
@@ -156,11 +157,10 @@ async def test_a_dead_engine_is_not_the_canarys_to_tell(
 async def test_memory_that_moved_asks_for_a_round(side: Any, report: EngineReport) -> None:
     await side.tick(report)
     side.now_s += 70
-    lent = report.host.model_copy(update={"offload_target_blocks": 150, "pending_blocks": 9})
-    await side.tick(report.model_copy(update={"host": lent}))
+    lent = replace(report, offload=replace(report.offload, target_blocks=150), pending_blocks=9)
+    await side.tick(lent)
     assert side.canary.status().rounds_total == 1, "blocks are still on their way"
-    lent = lent.model_copy(update={"pending_blocks": 0})
-    await side.tick(report.model_copy(update={"host": lent}))
+    await side.tick(replace(lent, pending_blocks=0))
     status = side.canary.status()
     assert (status.rounds_total, status.last_trigger) == (2, "move")
 
@@ -169,11 +169,12 @@ async def test_memory_that_moved_asks_for_a_round(side: Any, report: EngineRepor
 async def test_a_node_with_more_work_than_it_can_do_is_left_alone(
     engine: Scripted, side: Any, report: EngineReport, busy: str
 ) -> None:
-    waiting = report.requests.model_copy(update={"waiting": 1})
-    change = (
-        {"requests": waiting} if busy == "waiting" else {"admission_order": "held-prefix-first"}
-    )
-    await side.tick(report.model_copy(update=change))
+    if busy == "waiting":
+        report = replace(report, requests=replace(report.requests, waiting=1))
+    else:
+        ordered = replace(report.admission, order=AdmissionOrder.HELD_PREFIX_FIRST)
+        report = replace(report, admission=ordered)
+    await side.tick(report)
     assert engine.asked == []
     assert side.canary.status().left_out_total == 1
 

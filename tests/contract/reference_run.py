@@ -62,7 +62,7 @@ def main(state: Path) -> dict[str, Any]:
     result["tokens"] = prompts
     result["violations"] = engine.check()
     result["host_only_pages"] = host_only
-    result["lent_blocks"] = engine.report().host.lent_blocks
+    result["lent_blocks"] = engine.report().offload.lent_blocks
     engine.close()
     make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", "any"])
     return result

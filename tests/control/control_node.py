@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,46 @@ from hisparsed.control.status.document import (
     NodeInfo,
 )
 from hisparsed.engine.gpus import GpusStatus
-from hisparsed.engine.messages import (
-    ApplyResult,
-    EngineCommand,
-    EngineReport,
-    GeometryReport,
-    GhostReport,
-    HostReport,
-    HotReport,
-    RequestsReport,
-)
+from hisparsed.engine.messages import ApplyResult, EngineCommand
 from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.keys import PendingRestart
+from hisparsed.policy.signals import (
+    Admission,
+    AdmissionOrder,
+    EngineReport,
+    Geometry,
+    GhostPoint,
+    GpuPool,
+    HiSparsePool,
+    HotBuffers,
+    OffloadPool,
+    Progress,
+    Requests,
+    Reserve,
+    Sessions,
+    Watermark,
+)
 
 BUDGET = 1_000
 FLOOR = 66
+GEOMETRY = Geometry(
+    block_tokens=16,
+    host_block_bytes=16 * 5_120,
+    offload_chunk_tokens=16,
+    offload_chunk_bytes=16 * 256,
+    chunks_per_host_block=20,
+    offload_copies=1,
+    budget_blocks=BUDGET,
+    max_model_len=1_024,
+    topk=64,
+    decode_query_len=1,
+    gpu_blocks_total=400,
+    hot_block_rows=16,
+    hot_groups=2,
+    max_lease_blocks=16,
+    max_num_seqs=8,
+    row_bytes=1_280,
+)
 POLICY = """\
 version: 1
 mode: act
@@ -86,7 +112,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.target = 0
         self.multiplier = 4.0
-        self.order: Any = "arrival"
+        self.order = AdmissionOrder.ARRIVAL
         self.max_running = 8
         self.in_use = 0
         self.cached = 0
@@ -107,86 +133,61 @@ class FakeEngine:
             raise self.report_trouble.pop(0)
         capacity = BUDGET - self.target - self.reserve
         report = EngineReport(
-            monotonic_s=0.0,
-            steps=7,
-            scheduled_tokens=70,
-            geometry=GeometryReport(
-                block_tokens=16,
-                host_block_bytes=16 * 5_120,
-                chunk_tokens=16,
-                chunk_bytes=16 * 256,
-                chunks_per_host_block=20,
-                offload_copies=1,
-                budget_blocks=BUDGET,
+            geometry=GEOMETRY,
+            hisparse=HiSparsePool(
+                capacity_blocks=capacity,
+                target_blocks=capacity,
+                in_use_blocks=self.in_use,
+                cached_blocks=self.cached,
+                free_blocks=capacity - self.in_use - self.cached,
+                ghost=(GhostPoint(10, 320),),
                 floor_blocks=FLOOR,
-                max_model_len=1_024,
-                topk=64,
-                decode_query_len=1,
-                gpu_blocks=400,
-                hot_groups=2,
-                max_lease_blocks=16,
-                max_num_seqs=8,
-                row_bytes=1_280,
             ),
-            host=HostReport(
-                hisparse_capacity_blocks=capacity,
-                hisparse_in_use_blocks=self.in_use,
-                hisparse_idle_blocks=capacity - self.in_use,
-                hisparse_cached_blocks=self.cached,
-                offload_target_blocks=self.target,
+            offload=OffloadPool(
+                capacity_chunks=self.target * GEOMETRY.chunks_per_host_block,
+                target_blocks=self.target,
                 lent_blocks=self.target,
-                pending_blocks=0,
-                draining_blocks=0,
-                offload_stored_chunks=40,
-                offload_in_flight_chunks=10,
-                head_need_blocks=0,
-                reserve_target_blocks=self.reserve,
-                reserve_blocks=self.reserve,
-                release="possible",
-                release_wanted=self.releasing,
-                hisparse_ghost=[GhostReport(extra_blocks=10, tokens=320)],
-                offload_ghost=[GhostReport(extra_blocks=10, tokens=0)],
+                in_use_chunks=10,
+                stored_chunks=40,
+                ghost=(GhostPoint(10, 0),),
             ),
-            gpu_free_blocks=60,
-            gpu_head_need_blocks=75,
-            waiting_for_blocks=False,
-            requests=RequestsReport(
+            reserve=Reserve(self.reserve, self.reserve, True, self.releasing),
+            pending_blocks=0,
+            draining_blocks=0,
+            head_need_blocks=0,
+            gpu=GpuPool(400, 60, waiting_for_blocks=False, head_need_blocks=75),
+            requests=Requests(
                 running=3,
                 waiting=1,
+                preemptions_total=2,
                 full=1,
                 mixed=1,
                 none=1,
-                preemptions=2,
-                finished=9,
+                finished_total=9,
                 held_back=0,
                 oldest_wait_s=4.0,
-                stalls_found=2,
-                stalls_resolved=1,
-                stalls_given_up=1,
+                stalls_total=2,
+                stalls_resolved_total=1,
+                stalls_given_up_total=1,
             ),
-            hot=HotReport(
+            hot=HotBuffers(
                 multiplier=self.multiplier,
+                references_total=1_000,
+                hits_total=540,
+                loads_total=60,
+                resident_total=400,
+                h2d_bytes_total=76_800,
                 lease_blocks=int(self.multiplier * 4),
                 leased_requests=2,
                 leased_blocks=64,
-                references=1_000,
-                resident=400,
-                hits=540,
-                loads=60,
-                spills=0,
-                dropped=0,
-                h2d_bytes=76_800,
-                miss_curve=[],
             ),
-            live_set_tokens=self.live_set_tokens,
-            live_sessions=1 if self.live_set_tokens else 0,
-            admission_order=self.order,
-            max_running=self.max_running,
-            transition_watermark=self.watermark,
-            default_watermark=self.default_watermark,
-            report_us=200.0,
+            sessions=Sessions(self.live_set_tokens, 1 if self.live_set_tokens else 0),
+            admission=Admission(self.order, 30.0, self.max_running, None, 10.0),
+            watermark=Watermark(self.watermark, self.default_watermark),
+            progress=Progress(7, 70),
+            report_cost_s=0.0002,
         )
-        return report.model_copy(update=self.changes)
+        return replace(report, **self.changes)
 
     async def apply(self, command: EngineCommand) -> ApplyResult:
         self.commands.append(command)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hisparsed.control.text.status import status_page
-from hisparsed.engine.messages import LeasePointReport, RequestHotReport
 from hisparsed.engine.port import EngineGone
 from hisparsed.errors import UserError
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.keys import PendingRestart
-from hisparsed.policy.signals import AdmissionOrder, Lever, Reserve
+from hisparsed.policy.signals import AdmissionOrder, LeasePoint, Lever, RequestHot, Reserve
 
 
 def last_reasons(node: Any) -> dict[Lever, Reason]:
@@ -306,22 +306,16 @@ async def test_a_reserve_is_put_in_force_and_its_memory_released_when_the_policy
 
 
 async def test_leases_of_their_own_reach_the_engine_and_end_with_the_policy(node: Any) -> None:
-    def hot(blocks: int, misses: tuple[float, float, float]) -> RequestHotReport:
-        curve = [
-            LeasePointReport(blocks=at, misses_per_step=found)
-            for at, found in zip((4, 8, 12), misses, strict=True)
-        ]
-        name = f"r{misses[0]:g}"
-        return RequestHotReport(
-            request_id=name, lease_blocks=blocks, target_blocks=blocks, curve=curve
-        )
+    def hot(blocks: int, misses: tuple[float, float, float]) -> RequestHot:
+        curve = tuple(LeasePoint(*point) for point in zip((4, 8, 12), misses, strict=True))
+        return RequestHot(f"r{misses[0]:g}", blocks, blocks, curve)
 
     await node.loop.start()
     report = await node.engine.report()
-    unequal = [hot(8, (90.0, 40.0, 5.0)), hot(8, (3.0, 1.0, 1.0))]
+    unequal = (hot(8, (90.0, 40.0, 5.0)), hot(8, (3.0, 1.0, 1.0)))
     node.engine.changes = {
-        "hot": report.hot.model_copy(update={"requests": unequal}),
-        "requests": report.requests.model_copy(update={"waiting": 0}),
+        "requests_hot": unequal,
+        "requests": replace(report.requests, waiting=0),
     }
     shared = node.policy_path.read_text() + "hot: {sharing: marginal-gain, window_shrink: 1s}\n"
     node.policy_path.write_text(shared)
@@ -329,8 +323,7 @@ async def test_leases_of_their_own_reach_the_engine_and_end_with_the_policy(node
     await node.ticks(3)
     leases = [one.hot_leases for one in node.engine.commands if one.hot_leases is not None]
     assert leases[0] == {"r90": 10, "r3": 6}
-    apart = report.hot.model_copy(update={"requests": unequal, "individual_leases": 2})
-    node.engine.changes["hot"] = apart
+    node.engine.changes["hot"] = replace(report.hot, individual_leases=2)
     node.policy_path.write_text(shared.replace("marginal-gain", "even"))
     node.operator.reload(actor="ann")
     await node.ticks(2)
@@ -345,7 +338,7 @@ async def fixed(make_node: Callable[[str], Any], policy_text: str) -> Any:
     """Leases of 16 blocks, 4x, while the policy allows 3x at most."""
     node = make_node(policy_text + MORE)
     report = await node.engine.report()
-    node.engine.changes["geometry"] = report.geometry.model_copy(update={"hot_live": False})
+    node.engine.changes["geometry"] = replace(report.geometry, hot_live=False)
     await node.loop.start()
     return node
 
@@ -378,7 +371,7 @@ async def test_an_engine_started_with_the_policys_start_waits_for_nothing(
 ) -> None:
     node = make_node(policy_text + "hot: {min: 1, max: 8, start: 4}\n")
     report = await node.engine.report()
-    node.engine.changes["geometry"] = report.geometry.model_copy(update={"hot_live": False})
+    node.engine.changes["geometry"] = replace(report.geometry, hot_live=False)
     await node.loop.start()
     await node.ticks(2)
     assert node.source.pending_restart() == (), "hot.max above it would change nothing here"

@@ -2,43 +2,56 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from hisparsed.control.journal.records import Applied
-from hisparsed.control.observe import bounded, command_for, confirm, geometry_of, observe
+from hisparsed.control.observe import bounded, command_for, confirm, observe
 from hisparsed.engine.messages import (
     AdmissionCommand,
     EngineCommand,
-    GhostReport,
-    LeasePointReport,
-    RequestHotReport,
+    report_from_wire,
+    report_to_wire,
 )
 from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.decisions import Commands
 from hisparsed.policy.signals import (
     Admission,
     AdmissionOrder,
-    GhostPoint,
+    Latencies,
     LeasePoint,
+    Ledger,
+    LedgerViolation,
     Lever,
-    Progress,
+    Prefix,
     RequestHot,
-    Reserve,
+    SampledRows,
+    Tokens,
 )
 
 ADMISSION = Admission(AdmissionOrder.ARRIVAL, 12.0, 5, 2, 7.0)
 
 
-async def test_the_snapshot_of_a_report(node: Any) -> None:
-    engine = node.engine
-    engine.target, engine.in_use, engine.cached = 100, 300, 250
-    engine.order = "held-prefix-first"
+async def test_a_snapshot_is_the_report_and_what_the_daemon_knows(node: Any) -> None:
+    node.engine.order = AdmissionOrder.HELD_PREFIX_FIRST
+    report = await node.engine.report()
+    sampled = SampledRows(3, 1, 656, 40.0)
     snapshot = observe(
-        await engine.report(),
+        report,
         ServingCounters(
-            prompt_tokens=11, generated_tokens=12, prefix_query_tokens=13, prefix_hit_tokens=14
+            prompt_tokens=11,
+            generated_tokens=12,
+            prefix_query_tokens=13,
+            prefix_hit_tokens=14,
+            refused=3,
+            ttft_sum_s=1.5,
+            ttft_count=2,
+            itl_sum_s=2.5,
+            itl_count=9,
+            sampled_rows=sampled,
         ),
         at_s=5.0,
         report_age_s=0.5,
@@ -47,25 +60,32 @@ async def test_the_snapshot_of_a_report(node: Any) -> None:
         last_admission=ADMISSION,
         frozen_levers=frozenset({Lever.SPLIT}),
     )
-    hisparse, offload = snapshot.hisparse, snapshot.offload
-    assert (hisparse.capacity_blocks, hisparse.target_blocks) == (900, 900)
-    assert (hisparse.in_use_blocks, hisparse.cached_blocks, hisparse.free_blocks) == (300, 250, 350)
-    assert (offload.capacity_chunks, offload.lent_blocks, offload.target_blocks) == (2000, 100, 100)
-    assert (offload.in_use_chunks, offload.stored_chunks) == (10, 40)
-    assert (snapshot.hot.references_total, snapshot.hot.resident_total) == (1_000, 400)
-    assert (snapshot.hot.hits_total, snapshot.hot.loads_total) == (540, 60)
-    assert (snapshot.prefix.hit_tokens_total, snapshot.prefix.query_tokens_total) == (14, 13)
-    assert (snapshot.tokens.prompt_total, snapshot.tokens.generated_total) == (11, 12)
+    added = {"requests", "admission"}
+    for one in fields(report):
+        if one.name not in added:
+            assert getattr(snapshot, one.name) == getattr(report, one.name)
+    assert snapshot.requests == replace(report.requests, refused_total=3)
     assert snapshot.admission == Admission(AdmissionOrder.HELD_PREFIX_FIRST, 12.0, 8, 2, 7.0)
-    assert snapshot.geometry.hot_block_rows == 16
-    assert snapshot.frozen_levers == {Lever.SPLIT}
+    assert (snapshot.prefix, snapshot.tokens) == (Prefix(14, 13), Tokens(11, 12))
+    assert (snapshot.latencies, snapshot.sampled_rows) == (Latencies(1.5, 2, 2.5, 9), sampled)
+    assert (snapshot.live_levers, snapshot.frozen_levers) == (set(Lever), {Lever.SPLIT})
     assert (snapshot.tick, snapshot.policy_generation, snapshot.report_age_s) == (3, 2, 0.5)
 
 
-async def test_an_impossible_geometry_names_the_field(node: Any) -> None:
-    report = await node.engine.report()
+async def test_a_report_crosses_to_the_daemon_whole(node: Any) -> None:
+    report = replace(
+        await node.engine.report(),
+        requests_hot=(RequestHot("r1", 4, 6, (LeasePoint(4, 9.5),)),),
+        ledger=Ledger((LedgerViolation("rule", "Why."),), 1, 2),
+    )
+    wire = report_to_wire(report)
+    assert json.loads(json.dumps(wire)) == wire
+    assert report_from_wire(wire) == report
+    del wire["report_cost_s"]
+    assert report_from_wire(wire | {"of_next_year": 1}) == replace(report, report_cost_s=0.0)
+    wire["geometry"]["topk"] = 0
     with pytest.raises(ValueError, match=r"geometry\.topk is 0"):
-        geometry_of(report.geometry.model_copy(update={"topk": 0}))
+        report_from_wire(wire)
 
 
 def test_nothing_to_change_is_no_command() -> None:
@@ -86,7 +106,7 @@ def test_commands_carry_over() -> None:
         offload_target_blocks=7,
         multiplier=1.5,
         transition_watermark="default",
-        admission=AdmissionCommand(order="arrival", ageing_s=12.0, max_running=5),
+        admission=AdmissionCommand(order=AdmissionOrder.ARRIVAL, ageing_s=12.0, max_running=5),
     )
 
 
@@ -117,7 +137,7 @@ async def test_what_the_engine_bounded(
         offload_target_blocks=70,
         multiplier=1.5,
         transition_watermark=40,
-        admission=AdmissionCommand(order="held-prefix-first", max_running=5),
+        admission=AdmissionCommand(order=AdmissionOrder.HELD_PREFIX_FIRST, max_running=5),
     )
     result = await node.engine.apply(command)
     assert bounded(command, result) == ()
@@ -130,14 +150,14 @@ async def test_a_confirmation_compares_with_what_was_put_in_force(node: Any) -> 
         offload_target_blocks=70,
         multiplier=1.5,
         transition_watermark=40,
-        admission=AdmissionCommand(order="held-prefix-first"),
+        admission=AdmissionCommand(order=AdmissionOrder.HELD_PREFIX_FIRST),
     )
     applied = Applied(command, await node.engine.apply(command), None)
     confirmed = confirm(4, applied, await node.engine.report())
     assert confirmed is not None
     assert (confirmed.tick, confirmed.differences) == (4, ())
     node.engine.target, node.engine.multiplier = 71, 1.0
-    node.engine.watermark, node.engine.order = 39, "arrival"
+    node.engine.watermark, node.engine.order = 39, AdmissionOrder.ARRIVAL
     confirmed = confirm(4, applied, await node.engine.report())
     assert confirmed is not None
     assert [one.lever for one in confirmed.differences] == [
@@ -147,74 +167,6 @@ async def test_a_confirmation_compares_with_what_was_put_in_force(node: Any) -> 
         Lever.ADMISSION,
     ]
     assert confirm(4, Applied(command, None, "refused"), await node.engine.report()) is None
-
-
-async def test_what_only_some_nodes_report_reaches_the_snapshot(node: Any) -> None:
-    report = await node.engine.report()
-    ghost = [GhostReport(extra_blocks=10, tokens=640)]
-    leased = RequestHotReport(
-        request_id="r1",
-        lease_blocks=4,
-        target_blocks=6,
-        curve=[LeasePointReport(blocks=4, misses_per_step=9.5)],
-    )
-    rich = report.model_copy(
-        update={
-            "gpu_head_need_blocks": 77,
-            "geometry": report.geometry.model_copy(
-                update={"min_lease_rows": 64, "max_step_tokens": 512}
-            ),
-            "host": report.host.model_copy(
-                update={
-                    "hisparse_ghost": ghost,
-                    "offload_ghost": ghost,
-                    "offload_target_blocks": 100,
-                    "reserve_target_blocks": 50,
-                    "reserve_blocks": 20,
-                    "release": "possible",
-                    "release_wanted": True,
-                }
-            ),
-            "requests": report.requests.model_copy(update={"held_back": 2, "oldest_wait_s": 8.5}),
-            "hot": report.hot.model_copy(
-                update={"counted": False, "requests": [leased], "individual_leases": 1}
-            ),
-        }
-    )
-    snapshot = snapshot_of(rich, ServingCounters(refused=3))
-    assert (snapshot.geometry.least_lease_rows, snapshot.geometry.max_step_tokens) == (64, 512)
-    assert snapshot.hisparse.ghost == snapshot.offload.ghost == (GhostPoint(10, 640),)
-    assert snapshot.hisparse.target_blocks == 1_000 - 100 - 50
-    assert snapshot.reserve == Reserve(50, 20, can_release=True, releasing=True)
-    assert snapshot.gpu.head_need_blocks == 77
-    counts = snapshot.requests
-    assert (counts.held_back, counts.refused_total, counts.oldest_wait_s) == (2, 3, 8.5)
-    assert (snapshot.hot.counted, snapshot.hot.individual_leases) == (False, 1)
-    assert snapshot.requests_hot == (RequestHot("r1", 4, 6, (LeasePoint(4, 9.5),)),)
-    assert snapshot.progress == Progress(report.steps, report.scheduled_tokens)
-
-
-async def test_what_a_node_does_not_report_is_unknown(node: Any) -> None:
-    report = await node.engine.report()
-    host = report.host.model_copy(update={"hisparse_ghost": [], "offload_ghost": []})
-    poor = report.model_copy(update={"host": host, "gpu_head_need_blocks": None})
-    snapshot = snapshot_of(poor, ServingCounters())
-    assert snapshot.requests.refused_total is None
-    assert snapshot.gpu.head_need_blocks is None
-    assert snapshot.geometry.max_step_tokens is None
-    assert (snapshot.hisparse.ghost, snapshot.requests_hot) == ((), ())
-
-
-def snapshot_of(report: Any, serving: ServingCounters) -> Any:
-    return observe(
-        report,
-        serving,
-        at_s=1.0,
-        report_age_s=0.0,
-        tick=1,
-        policy_generation=1,
-        last_admission=ADMISSION,
-    )
 
 
 def test_reserve_and_leases_carry_over() -> None:

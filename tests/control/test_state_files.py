@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from hisparsed.control.observe import geometry_of
 from hisparsed.control.state_files import TARGETS_FILE_NAME, TargetFile, Targets, restored
 from hisparsed.policy.decide import start_commands
 from hisparsed.policy.signals import AdmissionOrder
@@ -27,7 +26,7 @@ def state(tmp_path: Path) -> Path:
 
 async def parts(node: Any) -> tuple[Any, Any, Targets]:
     """Geometry, policy, and targets that differ from the policy's start."""
-    geometry = geometry_of((await node.engine.report()).geometry)
+    geometry = (await node.engine.report()).geometry
     policy = node.source.active.value
     admission = start_commands(policy, geometry).admission
     assert admission is not None
@@ -117,7 +116,7 @@ async def test_levers_that_the_policy_may_not_act_on_are_not_restored(
     node = make_node("version: 1\nmode: act\n")
     _, _, targets = await parts(node)
     off = make_node("version: 1\nmode: off\n")
-    geometry = geometry_of((await off.engine.report()).geometry)
+    geometry = (await off.engine.report()).geometry
     policy = off.source.active.value
     start = start_commands(policy, geometry)
     assert restored(start, targets, policy, geometry) == start

@@ -10,16 +10,13 @@ from prometheus_client import generate_latest
 from hisparsed.control.text.status import status_page
 from hisparsed.control.watch import FREE_S, HELD_S, GpuEvents
 from hisparsed.engine.gpus import GpuCard, GpusStatus
-from hisparsed.engine.messages import LedgerViolation
 from hisparsed.engine.port import EngineGone
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.events import EventKind
-from hisparsed.policy.signals import Lever
+from hisparsed.policy.signals import Ledger, LedgerViolation, Lever
 
-BROKEN = {
-    "violations": [LedgerViolation(rule="one-tenant", sentence="host block 7 is lent twice")],
-    "violations_total": 1,
-}
+FOUND = (LedgerViolation(rule="one-tenant", sentence="host block 7 is lent twice"),)
+BROKEN = {"ledger": Ledger(FOUND, violations_total=1)}
 
 
 async def kinds(node: Any) -> list[EventKind]:
@@ -53,7 +50,7 @@ async def test_it_is_told_once_with_rule_and_figures(node: Any) -> None:
 
 async def test_another_violation_is_told_again(node: Any) -> None:
     await broken(node)
-    node.engine.changes["violations_total"] = 2
+    node.engine.changes["ledger"] = Ledger(FOUND, violations_total=2)
     await node.ticks(1)
     assert (await kinds(node)).count(EventKind.LEDGER_VIOLATION) == 2
 

@@ -47,15 +47,20 @@ def test_the_plugin_adds_one_method_and_only_where_hisparsed_launched(
 
 def test_an_idle_engine_moves_blocks_both_ways(engine: Any) -> None:
     assert apply(engine, {"offload_target_blocks": 900})["lent_blocks"] == 900
-    host = report(engine)["host"]
-    assert (host["lent_blocks"], host["pending_blocks"], host["draining_blocks"]) == (900, 0, 0)
+    host = report(engine)
+    assert (host["offload"]["lent_blocks"], host["pending_blocks"], host["draining_blocks"]) == (
+        900,
+        0,
+        0,
+    )
     assert apply(engine, {"offload_target_blocks": 100})["lent_blocks"] == 100
 
 
 def test_a_target_beyond_the_floor_is_bounded_and_said(engine: Any) -> None:
-    geometry = report(engine)["geometry"]
+    told = report(engine)
+    geometry, floor = told["geometry"], told["hisparse"]["floor_blocks"]
     result = apply(engine, {"offload_target_blocks": geometry["budget_blocks"]})
-    assert result["offload_target_blocks"] == geometry["budget_blocks"] - geometry["floor_blocks"]
+    assert result["offload_target_blocks"] == geometry["budget_blocks"] - floor
     apply(engine, {"offload_target_blocks": 500})
 
 
@@ -68,7 +73,7 @@ def test_the_multiplier_is_in_whole_blocks_and_within_the_configured_maximum(eng
 
 def test_the_default_watermark_follows_the_multiplier(engine: Any) -> None:
     apply(engine, {"multiplier": 4.0, "transition_watermark": "default"})
-    assert report(engine)["transition_watermark"] == 60, "a tenth of 600 blocks"
+    assert report(engine)["watermark"]["blocks"] == 60, "a tenth of 600 blocks"
     assert apply(engine, {"transition_watermark": 123})["transition_watermark"] == 123
     assert apply(engine, {"multiplier": 2.0})["transition_watermark"] == 123
     assert apply(engine, {"transition_watermark": "default"})["transition_watermark"] == 60
@@ -90,7 +95,7 @@ def test_a_bad_command_changes_nothing_and_the_engine_lives(
     with pytest.raises(ValueError, match=message):
         apply(engine, {"offload_target_blocks": 700, **command})
     after = report(engine)
-    assert after["host"] == before["host"]
+    assert after["offload"] == before["offload"]
     assert after["hot"]["multiplier"] == before["hot"]["multiplier"]
 
 
@@ -114,7 +119,7 @@ def test_the_admission_limit_holds_calls_back_without_touching_running_ones(engi
     assert max(running[:5]) > 2
     assert max(running[60:]) <= 2
     assert max(held_back) > 0
-    assert run.last_report["requests"]["finished"] == 12
+    assert run.last_report["requests"]["finished_total"] == 12
     assert apply(engine, {"admission": {}})["max_running"] == 12
 
 
@@ -122,12 +127,14 @@ def test_counters_and_sessions_of_a_run(engine: Any) -> None:
     before = report(engine)
     run = converse(engine, make_conversations(3, 3, 200, 40, 12, seed=2))
     after = run.last_report
-    assert after["requests"]["finished"] - before["requests"]["finished"] == 9
-    assert after["steps"] - before["steps"] == run.steps
-    assert after["live_sessions"] - before["live_sessions"] == 3
-    assert after["scheduled_tokens"] > before["scheduled_tokens"]
-    assert after["host"]["hisparse_in_use_blocks"] == 0
-    assert after["gpu_free_blocks"] == 599
+    assert after["requests"]["finished_total"] - before["requests"]["finished_total"] == 9
+    assert after["progress"]["steps_total"] - before["progress"]["steps_total"] == run.steps
+    assert after["sessions"]["live_sessions"] - before["sessions"]["live_sessions"] == 3
+    assert (
+        after["progress"]["scheduled_tokens_total"] > before["progress"]["scheduled_tokens_total"]
+    )
+    assert after["hisparse"]["in_use_blocks"] == 0
+    assert after["gpu"]["free_blocks"] == 599
 
 
 def test_the_head_says_what_it_needs_until_it_starts_and_how_long_it_waits(tmp_path: Path) -> None:
@@ -137,7 +144,7 @@ def test_the_head_says_what_it_needs_until_it_starts_and_how_long_it_waits(tmp_p
     scheduler.wall_clock_s = lambda: now_s[0]
     apply(engine, {"offload_target_blocks": 100, "multiplier": 1.0})
     idle = report(engine)
-    assert (idle["gpu_head_need_blocks"], idle["requests"]["oldest_wait_s"]) == (None, None)
+    assert (idle["gpu"]["head_need_blocks"], idle["requests"]["oldest_wait_s"]) == (None, None)
     for name in ("first", "second", "third"):
         ask(engine, name, text(700, seed=name), 30)
     for _ in range(12):
@@ -145,14 +152,14 @@ def test_the_head_says_what_it_needs_until_it_starts_and_how_long_it_waits(tmp_p
     (head,) = scheduler.waiting
     head.arrival_time = 990.0
     short = report(engine)
-    assert short["gpu_head_need_blocks"] > short["gpu_free_blocks"]
-    assert short["gpu_head_need_blocks"] < 170, "a call that could never start would be no need"
+    assert short["gpu"]["head_need_blocks"] > short["gpu"]["free_blocks"]
+    assert short["gpu"]["head_need_blocks"] < 170, "a call that could never start would be no need"
     assert short["requests"]["oldest_wait_s"] == 10.0
     head.num_preemptions = 1
     assert report(engine)["requests"]["oldest_wait_s"] is None, "it has run meanwhile"
     finish(engine)
     done = report(engine)
-    assert (done["gpu_head_need_blocks"], done["requests"]["oldest_wait_s"]) == (None, None)
+    assert (done["gpu"]["head_need_blocks"], done["requests"]["oldest_wait_s"]) == (None, None)
 
 
 def test_a_limit_is_no_need_of_blocks(tmp_path: Path) -> None:
@@ -162,7 +169,7 @@ def test_a_limit_is_no_need_of_blocks(tmp_path: Path) -> None:
         ask(engine, name, text(100, seed=name), 30)
     engine.step()
     seen = report(engine)
-    assert (seen["requests"]["waiting"], seen["gpu_head_need_blocks"]) == (1, None)
+    assert (seen["requests"]["waiting"], seen["gpu"]["head_need_blocks"]) == (1, None)
 
 
 def seconds(*passes: tuple[float, bool, Sequence[int]], query_len: int = 4) -> float:

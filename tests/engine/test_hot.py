@@ -24,7 +24,7 @@ from vllm.v1.core.block_pool import BlockPool
 
 from hisparsed.control.observe import command_for, observe
 from hisparsed.engine.hot_sizes import lease_scratch, scratch_block_count, scratch_block_ids
-from hisparsed.engine.messages import EngineReport
+from hisparsed.engine.messages import report_from_wire
 from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
@@ -74,14 +74,14 @@ def test_leases_changed_at_random_give_the_same_tokens(folder: Path, ample: Run,
         sizes.update(held.values())
         if step % 3:
             return
-        hot = report(engine)["hot"]
+        told = report(engine)
         choice = rng.random()
         if choice < 0.1:
             command: dict[str, Any] = {"hot_leases": {}}
         elif choice < 0.2:
             command = {"multiplier": rng.choice([1.5, 2.0, 3.0])}
         else:
-            command = {"hot_leases": random_leases(rng, hot), "transition_watermark": 200}
+            command = {"hot_leases": random_leases(rng, told), "transition_watermark": 200}
         apply(engine, command)
         moves += 1
         for name, blocks in command.get("hot_leases", {}).items():
@@ -94,15 +94,15 @@ def test_leases_changed_at_random_give_the_same_tokens(folder: Path, ample: Run,
     assert moved.last_report["hot"]["individual_leases"] == 0, "nobody runs any more"
 
 
-def random_leases(rng: random.Random, hot: dict[str, Any]) -> dict[str, int]:
-    names = [one["request_id"] for one in hot["requests"]]
+def random_leases(rng: random.Random, told: dict[str, Any]) -> dict[str, int]:
+    names = [one["request_id"] for one in told["requests_hot"]]
     leases = dict.fromkeys(names, LEAST)
-    left = (hot["lease_blocks"] - LEAST) * len(names)
+    left = (told["hot"]["lease_blocks"] - LEAST) * len(names)
     for name in rng.sample(names, len(names)):
         more = min(left, rng.randrange(MOST - LEAST + 1))
         leases[name] += more
         left -= more
-    return {**leases, "ended": hot["lease_blocks"]}
+    return {**leases, "ended": told["hot"]["lease_blocks"]}
 
 
 def decoding(folder: Path, *, short: int = 6, long: int = 4) -> Any:
@@ -118,7 +118,7 @@ def decoding(folder: Path, *, short: int = 6, long: int = 4) -> Any:
         finish(engine)
         for index, prompt in enumerate(prompts):
             ask(engine, f"{name}-{index}", prompt, answer)
-    while len(report(engine)["hot"]["requests"]) < short + long:
+    while len(report(engine)["requests_hot"]) < short + long:
         engine.step()
     return engine
 
@@ -138,17 +138,17 @@ class Shared:
 
     def run(self, steps: int) -> int:
         """Rows that were loaded meanwhile."""
-        before = report(self.engine)["hot"]["loads"]
+        before = report(self.engine)["hot"]["loads_total"]
         for step in range(steps):
             if step % 8 == 0:
                 self._tick()
             self.engine.step()
-        return int(report(self.engine)["hot"]["loads"] - before)
+        return int(report(self.engine)["hot"]["loads_total"] - before)
 
     def _tick(self) -> None:
         tick = len(self.decisions) + 1
         snapshot = observe(
-            EngineReport.model_validate(report(self.engine)),
+            report_from_wire(report(self.engine)),
             ServingCounters(),
             at_s=float(tick),
             report_age_s=0.0,
@@ -191,7 +191,7 @@ def running(folder: Path) -> Any:
 
 
 def named(engine: Any) -> list[str]:
-    return sorted(one["request_id"] for one in report(engine)["hot"]["requests"])
+    return sorted(one["request_id"] for one in report(engine)["requests_hot"])
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_leases_that_the_node_cannot_give_are_refused_whole(
     with pytest.raises(ValueError, match=words):
         apply(running, {"hot_leases": leases, "offload_target_blocks": 7})
     assert held_blocks(running) == before
-    assert report(running)["host"]["offload_target_blocks"] == 400
+    assert report(running)["offload"]["target_blocks"] == 400
 
 
 def test_a_new_multiplier_ends_leases_of_their_own(running: Any) -> None:
@@ -218,9 +218,7 @@ def test_a_new_multiplier_ends_leases_of_their_own(running: Any) -> None:
     apply(running, {"hot_leases": {first: 7, second: 4, third: 4}})
     assert report(running)["hot"]["individual_leases"] == 3
     apply(running, {"hot_leases": {second: 5, third: 5, "ended": 4}})
-    targets = {
-        one["request_id"]: one["target_blocks"] for one in report(running)["hot"]["requests"]
-    }
+    targets = {one["request_id"]: one["target_blocks"] for one in report(running)["requests_hot"]}
     assert targets == {first: 7, second: 5, third: 5}, "who is not named keeps its own"
     apply(running, {"multiplier": 1.25})
     assert report(running)["hot"]["individual_leases"] == 0
@@ -233,8 +231,7 @@ def test_a_curve_is_in_whole_blocks_of_legal_leases_and_falls(running: Any) -> N
     apply(running, {"multiplier": 1.25, "hot_leases": {}})
     for _ in range(60):
         running.step()
-    hot = report(running)["hot"]
-    curves = [one["curve"] for one in hot["requests"]]
+    curves = [one["curve"] for one in report(running)["requests_hot"]]
     assert all(curves)
     for curve in curves:
         blocks = [point["blocks"] for point in curve]
@@ -286,11 +283,12 @@ def speculating_engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_report_counts_the_scratch_and_the_least_lease(speculating_engine: Any) -> None:
-    geometry = report(speculating_engine)["geometry"]
-    assert geometry["scratch_blocks"] == 48
+    told = report(speculating_engine)
+    geometry = told["geometry"]
+    assert told["hot"]["scratch_blocks"] == 48
     assert geometry["min_lease_rows"] == TOPK
     assert geometry["decode_query_len"] == 4
-    assert report(speculating_engine)["gpu_free_blocks"] == geometry["gpu_blocks"] - 1 - 48
+    assert told["gpu"]["free_blocks"] == geometry["gpu_blocks_total"] - 1 - 48
 
 
 def test_least_multiplier_is_one_topk_for_all_rows_of_a_step(speculating_engine: Any) -> None:

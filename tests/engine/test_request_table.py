@@ -79,9 +79,9 @@ def test_a_waiting_request_holds_nothing(tables: Any) -> None:
 
 def test_resident_blocks_are_counted_in_the_report(tables: Any) -> None:
     for told, _ in tables:
-        used = told["geometry"]["gpu_blocks"] - told["gpu_free_blocks"]
-        assert 0 <= told["gpu_resident_blocks"] + told["hot"]["leased_blocks"] <= used
-    assert any(told["gpu_resident_blocks"] for told, _ in tables)
+        used = told["geometry"]["gpu_blocks_total"] - told["gpu"]["free_blocks"]
+        assert 0 <= told["gpu"]["resident_blocks"] + told["hot"]["leased_blocks"] <= used
+    assert any(told["gpu"]["resident_blocks"] for told, _ in tables)
 
 
 def test_it_is_bounded_and_holds_no_text(tables: Any) -> None:

@@ -84,8 +84,8 @@ def test_a_wait_that_nobody_foresaw_is_found_and_the_call_recomputed(
     _, cached = serve(engine, "continued", continued())
     assert cached == 0
     requests = report(engine)["requests"]
-    assert (requests["stalls_found"], requests["stalls_resolved"]) == (1, 1)
-    assert requests["stalls_given_up"] == 0
+    assert (requests["stalls_total"], requests["stalls_resolved_total"]) == (1, 1)
+    assert requests["stalls_given_up_total"] == 0
 
 
 def test_a_call_that_nothing_helps_fails_and_the_next_one_is_served(
@@ -103,7 +103,7 @@ def test_a_call_that_nothing_helps_fails_and_the_next_one_is_served(
     ask(engine, "long", text(900, seed=4), 4)
     assert finish(engine)["long"].outputs[0].finish_reason == "error"
     assert len(serve(engine, "short", text(64, seed=5))[0]) == 4
-    assert report(engine)["requests"]["stalls_given_up"] == 1
+    assert report(engine)["requests"]["stalls_given_up_total"] == 1
 
 
 def test_a_lone_call_that_holds_its_loaded_prefix_and_cannot_start_is_recomputed(
@@ -129,4 +129,4 @@ def test_a_lone_call_that_holds_its_loaded_prefix_and_cannot_start_is_recomputed
     assert refused, "the prefix must have been loaded first"
     assert (len(answer), cached) == (4, 0)
     requests = report(engine)["requests"]
-    assert (requests["stalls_found"], requests["stalls_resolved"]) == (1, 1)
+    assert (requests["stalls_total"], requests["stalls_resolved_total"]) == (1, 1)

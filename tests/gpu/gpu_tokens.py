@@ -77,7 +77,7 @@ def compare(engine: Any, calls: Calls, *, seed: int = 0) -> Figures:
         "move_ms_median": round(statistics.median(moved.moves_ms), 3),
         "move_ms_most": round(max(moved.moves_ms), 3),
         "hot_live": geometry["hot_live"],
-        "rows_loaded": hot["loads"] if hot["counted"] else None,
+        "rows_loaded": hot["loads_total"] if hot["counted"] else None,
     }
 
 
@@ -93,7 +93,10 @@ class Squeeze:
         self._taken: list[Any] = []
 
     def __enter__(self) -> Squeeze:
-        _apply(self._core, {"transition_watermark": _report(self._core)["geometry"]["gpu_blocks"]})
+        _apply(
+            self._core,
+            {"transition_watermark": _report(self._core)["geometry"]["gpu_blocks_total"]},
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -130,7 +133,9 @@ class Mover:
     def __call__(self, step: int) -> None:
         if step % 4:
             return
-        self._squeeze.leave(self._rng.randrange(100, max(101, self._geometry["gpu_blocks"] // 4)))
+        self._squeeze.leave(
+            self._rng.randrange(100, max(101, self._geometry["gpu_blocks_total"] // 4))
+        )
         command = self._command()
         began_s = time.perf_counter()
         _apply(self._core, command)
@@ -168,7 +173,7 @@ def play(
     answers: dict[str, Any] = {}
     shapes: list[int] = []
     seen: set[str] = set()
-    before = _report(core)["scheduled_tokens"]
+    before = _report(core)["progress"]["scheduled_tokens_total"]
     for step in range(calls.count * (calls.prompt + calls.answer) + 1000):
         if len(answers) == calls.count:
             break
@@ -177,9 +182,9 @@ def play(
             if output.finished:
                 answers[output.request_id] = output.outputs[0]
         report = _report(core)
-        if report["scheduled_tokens"] > before:
-            shapes.append(report["scheduled_tokens"] - before)
-            before = report["scheduled_tokens"]
+        if report["progress"]["scheduled_tokens_total"] > before:
+            shapes.append(report["progress"]["scheduled_tokens_total"] - before)
+            before = report["progress"]["scheduled_tokens_total"]
         seen.update(name for name in ("full", "mixed", "none") if report["requests"][name])
     else:
         raise AssertionError(f"{salt}: not answered; {_report(core)['requests']}")

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from small import MIB, agents, small_node
 
-from hisparsed.control.observe import geometry_of
 from hisparsed.engine.simulated.node import SimulatedNode
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions
 from hisparsed.errors import UserError
@@ -99,7 +98,7 @@ def test_the_geometry_that_policies_are_checked_on_is_the_engines(
         copies=copies,
     )
     node = SimulatedNode(options)
-    reported = geometry_of(node.take_report().geometry)
+    reported = node.take_report().geometry
     node.shutdown()
     assert reported == expected_geometry(
         one,

@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_origin
 
-from pydantic import BaseModel
-
-from hisparsed.engine.messages import (
-    ApplyResult,
-    EngineCommand,
+from hisparsed.engine.messages import ApplyResult, EngineCommand
+from hisparsed.policy.signals import (
+    Admission,
+    AdmissionOrder,
     EngineReport,
-    GeometryReport,
-    HostReport,
-    HotReport,
+    Geometry,
+    GpuPool,
+    HiSparsePool,
+    HotBuffers,
+    Ledger,
     LedgerViolation,
-    RequestsReport,
+    OffloadPool,
+    Progress,
+    Requests,
+    Reserve,
+    Sessions,
+    Watermark,
 )
 from hisparsed.soak.engine import Answer
 
-GEOMETRY: dict[str, Any] = {
-    "block_tokens": 16,
-    "host_block_bytes": 8192,
-    "chunk_tokens": 16,
-    "chunk_bytes": 2048,
-    "chunks_per_host_block": 4,
-    "offload_copies": 1,
-    "budget_blocks": 1000,
-    "floor_blocks": 66,
-    "max_model_len": 1024,
-    "topk": 32,
-    "decode_query_len": 1,
-    "gpu_blocks": 321,
-    "hot_groups": 1,
-    "max_lease_blocks": 4,
-    "max_num_seqs": 8,
-    "row_bytes": 512,
-}
+GEOMETRY = Geometry(
+    block_tokens=16,
+    host_block_bytes=8192,
+    offload_chunk_tokens=16,
+    offload_chunk_bytes=2048,
+    chunks_per_host_block=4,
+    offload_copies=1,
+    budget_blocks=1000,
+    max_model_len=1024,
+    topk=32,
+    decode_query_len=1,
+    gpu_blocks_total=321,
+    hot_block_rows=16,
+    hot_groups=1,
+    max_lease_blocks=4,
+    max_num_seqs=8,
+    row_bytes=512,
+)
 
 
 class FakeEngine:
@@ -87,7 +92,7 @@ class FakeEngine:
             multiplier=1.0,
             lease_blocks=1,
             transition_watermark=0,
-            admission_order="arrival",
+            admission_order=AdmissionOrder.ARRIVAL,
             max_running=8,
             apply_us=0.0,
         )
@@ -100,30 +105,21 @@ class FakeEngine:
         return True
 
     def report(self) -> EngineReport:
-        geometry = GEOMETRY
-        host = {"release": "possible", "hisparse_in_use_blocks": self.leak}
+        found = tuple(LedgerViolation(rule, "found by the watch") for rule in self.watched)
         return EngineReport(
-            **required(EngineReport)
-            | {
-                "scheduled_tokens": self.tokens,
-                "geometry": GeometryReport(**required(GeometryReport) | geometry),
-                "host": HostReport(**required(HostReport) | host),
-                "gpu_free_blocks": 320,
-                "requests": RequestsReport(**required(RequestsReport)),
-                "hot": HotReport(**required(HotReport)),
-                "admission_order": "arrival",
-                "violations": [
-                    LedgerViolation(rule=rule, sentence="found by the watch")
-                    for rule in self.watched
-                ],
-            }
+            geometry=GEOMETRY,
+            hisparse=HiSparsePool(1000, 1000, self.leak, 0, 1000 - self.leak),
+            offload=OffloadPool(0, 0, 0, 0, 0),
+            reserve=Reserve(can_release=True),
+            pending_blocks=0,
+            draining_blocks=0,
+            head_need_blocks=0,
+            gpu=GpuPool(321, 320, waiting_for_blocks=False),
+            requests=Requests(0, 0, 0, 0, 0, 0, 0),
+            hot=HotBuffers(0.0, 0, 0, 0, 0, 0),
+            sessions=Sessions(0, 0),
+            admission=Admission(AdmissionOrder.ARRIVAL, 30.0, 8, None, 10.0),
+            watermark=Watermark(0, False),
+            progress=Progress(0, self.tokens),
+            ledger=Ledger(found),
         )
-
-
-def required(model: type[BaseModel]) -> dict[str, Any]:
-    """The least that a message can be made of: zero, or nothing in a list."""
-    return {
-        name: [] if get_origin(field.annotation) is list else 0
-        for name, field in model.model_fields.items()
-        if field.is_required()
-    }

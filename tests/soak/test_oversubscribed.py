@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from fake_engine import GEOMETRY, FakeEngine
 
-from hisparsed.control.observe import geometry_of
-from hisparsed.engine.messages import GeometryReport
 from hisparsed.policy.reach import reach_at
 from hisparsed.replay.scaled_trace import ScaledTrace, scale_trace
 from hisparsed.replay.trace import load_trace
@@ -83,7 +81,7 @@ def test_each_lap_over_the_trace_has_prompts_of_its_own(trace: ScaledTrace) -> N
 
 @pytest.mark.parametrize("reach_tokens", [1000, 4000, 9000])
 def test_the_pools_reach_as_far_as_asked_and_no_block_further(reach_tokens: int) -> None:
-    geometry = geometry_of(GeometryReport(**GEOMETRY))
+    geometry = GEOMETRY
     shared, lent = shared_blocks_for(geometry, reach_tokens)
     reach = reach_at(geometry, lent, 0, 0, shared)
     assert reach_tokens <= reach.min_tokens < reach_tokens + 3 * 16
@@ -91,7 +89,7 @@ def test_the_pools_reach_as_far_as_asked_and_no_block_further(reach_tokens: int)
 
 
 def test_a_reach_beyond_the_budget_is_refused() -> None:
-    geometry = geometry_of(GeometryReport(**GEOMETRY))
+    geometry = GEOMETRY
     with pytest.raises(ValueError, match="more than 1000 host blocks"):
         shared_blocks_for(geometry, 1e9)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, required
+from fake_engine import FakeEngine
 
-from hisparsed.engine.messages import EngineCommand, HotReport
+from hisparsed.engine.messages import EngineCommand
+from hisparsed.policy.signals import RequestHot
 from hisparsed.soak.engine import Oracle, Sample, VirtualClock
 from hisparsed.soak.result import percentile
 from hisparsed.soak.run import Soak, save_record
@@ -192,17 +193,14 @@ def test_the_record_tells_how_to_see_it_again(tmp_path: Path) -> None:
 
 
 def test_moves_reach_every_lever_and_beyond_every_bound() -> None:
-    moves = Moves(0, FakeEngine().report())
-    hot = HotReport.model_validate(
-        {
-            **required(HotReport),
-            "lease_blocks": 3,
-            "requests": [
-                {"request_id": name, "lease_blocks": 3, "target_blocks": 3} for name in "abc"
-            ],
-        }
+    report = FakeEngine().report()
+    moves = Moves(0, report)
+    last = replace(
+        report,
+        hot=replace(report.hot, lease_blocks=3),
+        requests_hot=tuple(RequestHot(name, 3, 3) for name in "abc"),
     )
-    drawn = [moves.next(hot) for _ in range(3000)]
+    drawn = [moves.next(last) for _ in range(3000)]
     commands = [one for one in drawn if isinstance(one, EngineCommand)]
     resets = {one for one in drawn if isinstance(one, Reset)}
     levers = {

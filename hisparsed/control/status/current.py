@@ -29,6 +29,7 @@ from hisparsed.control.status.document import (
     LeverStatus,
     Lifecycle,
     LoopStatus,
+    MissCurvePoint,
     NodeInfo,
     Observed,
     PolicyStatus,
@@ -43,8 +44,6 @@ from hisparsed.control.status.document import (
     WatermarkStatus,
 )
 from hisparsed.engine.gpus import GpusStatus
-from hisparsed.engine.messages import EngineReport
-from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.bounds import step_blocks
 from hisparsed.policy.decisions import Decision, Reason
 from hisparsed.policy.keys import PendingRestart
@@ -66,60 +65,56 @@ GHOST_STEP = 0.01
 """Share of the budget for which status and metrics show what ghost lists foretell."""
 
 
-def observed_status(
-    snapshot: Snapshot,
-    report: EngineReport,
-    serving: ServingCounters,
-    *,
-    failed_reports: int,
-) -> Observed:
-    admission, requests, hot = snapshot.admission, report.requests, report.hot
-    counted, sampled = hot.counted, serving.sampled_rows
+def observed_status(snapshot: Snapshot, *, failed_reports: int) -> Observed:
+    admission, requests, hot = snapshot.admission, snapshot.requests, snapshot.hot
+    counted, sampled, latencies = hot.counted, snapshot.sampled_rows, snapshot.latencies
+    ledger = snapshot.ledger
     return Observed(
         engine=EngineStatus(
             report_age_s=snapshot.report_age_s,
-            report_cost_s=report.report_us / 1e6,
+            report_cost_s=snapshot.report_cost_s,
             failed_reports=failed_reports,
-            steps=report.steps,
-            ledger_violations=[f"{one.rule}: {one.sentence}" for one in report.violations],
-            ledger_violations_total=report.violations_total,
-            given_back_blocks_total=report.host.given_back_blocks,
+            steps=snapshot.progress.steps_total if snapshot.progress is not None else 0,
+            ledger_violations=[f"{one.rule}: {one.sentence}" for one in ledger.violations],
+            ledger_violations_total=ledger.violations_total,
+            given_back_blocks_total=ledger.given_back_blocks_total,
         ),
-        pools=pools_status(snapshot).model_copy(
-            update={"released_bytes": report.host.released_bytes}
-        ),
+        pools=pools_status(snapshot),
         sessions=_sessions(snapshot),
         requests=RequestsStatus(
             running=requests.running,
             waiting=requests.waiting,
-            held_back=requests.held_back,
+            held_back=requests.held_back or 0,
             full=requests.full,
             mixed=requests.mixed,
             none=requests.none,
-            preemptions_total=requests.preemptions,
-            finished_total=requests.finished,
+            preemptions_total=requests.preemptions_total,
+            finished_total=requests.finished_total,
             oldest_wait_s=requests.oldest_wait_s,
-            refused_total=serving.refused,
-            stalls_total=requests.stalls_found,
-            stalls_resolved_total=requests.stalls_resolved,
-            stalls_given_up_total=requests.stalls_given_up,
+            refused_total=requests.refused_total,
+            stalls_total=requests.stalls_total,
+            stalls_resolved_total=requests.stalls_resolved_total,
+            stalls_given_up_total=requests.stalls_given_up_total,
         ),
         hot=HotStatus(
             multiplier=hot.multiplier,
             lease_blocks=hot.lease_blocks,
             leased_requests=hot.leased_requests,
             leased_blocks=hot.leased_blocks,
-            references_total=hot.references if counted else None,
-            resident_total=hot.resident if counted else None,
-            hits_total=hot.hits if counted else None,
-            loads_total=hot.loads if counted else None,
-            h2d_bytes_total=hot.h2d_bytes if counted else None,
-            miss_curve=hot.miss_curve,
+            references_total=hot.references_total if counted else None,
+            resident_total=hot.resident_total if counted else None,
+            hits_total=hot.hits_total if counted else None,
+            loads_total=hot.loads_total if counted else None,
+            h2d_bytes_total=hot.h2d_bytes_total if counted else None,
+            miss_curve=[
+                MissCurvePoint(multiplier=one.multiplier, misses=one.miss_fraction)
+                for one in hot.predicted
+            ],
             individual_leases=hot.individual_leases,
             sampled=SampledRowsStatus(
-                hits_total=sampled.hits,
-                misses_total=sampled.misses,
-                h2d_bytes_total=sampled.h2d_bytes,
+                hits_total=sampled.hits_total,
+                misses_total=sampled.misses_total,
+                h2d_bytes_total=sampled.h2d_bytes_total,
                 age_s=sampled.age_s,
             )
             if sampled is not None
@@ -128,7 +123,7 @@ def observed_status(
         gpu=GpuStatus(
             total_blocks=snapshot.gpu.total_blocks,
             free_blocks=snapshot.gpu.free_blocks,
-            resident_blocks=report.gpu_resident_blocks,
+            resident_blocks=snapshot.gpu.resident_blocks,
             hot_blocks=hot.leased_blocks,
             waiting_for_blocks=snapshot.gpu.waiting_for_blocks,
             head_need_blocks=snapshot.gpu.head_need_blocks,
@@ -144,16 +139,16 @@ def observed_status(
             blocks=snapshot.watermark.blocks, is_default=snapshot.watermark.is_default
         ),
         serving=ServingStatus(
-            prompt_tokens_total=serving.prompt_tokens,
-            generated_tokens_total=serving.generated_tokens,
-            prefix_query_tokens_total=serving.prefix_query_tokens,
-            prefix_hit_tokens_total=serving.prefix_hit_tokens,
-            mean_ttft_s=_mean(serving.ttft_sum_s, serving.ttft_count),
-            mean_itl_s=_mean(serving.itl_sum_s, serving.itl_count),
-            ttft_sum_s=serving.ttft_sum_s,
-            ttft_count=serving.ttft_count,
-            itl_sum_s=serving.itl_sum_s,
-            itl_count=serving.itl_count,
+            prompt_tokens_total=snapshot.tokens.prompt_total,
+            generated_tokens_total=snapshot.tokens.generated_total,
+            prefix_query_tokens_total=snapshot.prefix.query_tokens_total,
+            prefix_hit_tokens_total=snapshot.prefix.hit_tokens_total,
+            mean_ttft_s=_mean(latencies.ttft_sum_s, latencies.ttft_count),
+            mean_itl_s=_mean(latencies.itl_sum_s, latencies.itl_count),
+            ttft_sum_s=latencies.ttft_sum_s,
+            ttft_count=latencies.ttft_count,
+            itl_sum_s=latencies.itl_sum_s,
+            itl_count=latencies.itl_count,
         ),
     )
 
@@ -190,6 +185,7 @@ def pools_status(snapshot: Snapshot) -> PoolsStatus:
         draining_bytes=snapshot.draining_blocks * block,
         reserve_bytes=snapshot.reserve.blocks * block,
         reserve_target_bytes=snapshot.reserve.target_blocks * block,
+        released_bytes=snapshot.reserve.released_bytes,
     )
 
 
@@ -240,8 +236,6 @@ class TickOutcome:
     """One finished tick. ``policy`` has the operator's overrides in it."""
 
     record: TickRecord
-    report: EngineReport
-    serving: ServingCounters
     policy: Policy
     reported_at_s: float
     tick_s: float
@@ -420,10 +414,7 @@ class CurrentStatus:
 
     def _observed(self, last: TickOutcome) -> Observed:
         observed = observed_status(
-            last.record.snapshot,
-            last.report,
-            last.serving,
-            failed_reports=self.counters.failed_reports,
+            last.record.snapshot, failed_reports=self.counters.failed_reports
         )
         age_s = self._clock() - last.reported_at_s
         engine = observed.engine.model_copy(update={"report_age_s": age_s})

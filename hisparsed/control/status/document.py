@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hisparsed.control.journal.records import EventView
 from hisparsed.engine.gpus import GpusStatus
-from hisparsed.engine.messages import MissCurvePoint, Residency
+from hisparsed.engine.messages import Residency
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.keys import PendingRestart
 from hisparsed.policy.schedules import Override
@@ -229,6 +229,13 @@ class SampledRowsStatus(_Part):
     h2d_bytes_total: int
     age_s: float
     """Since the last sample; nothing is known of this time."""
+
+
+class MissCurvePoint(_Part):
+    """At ``multiplier``, ``misses`` of the distinct host-backed rows of a step are loaded."""
+
+    multiplier: float
+    misses: float
 
 
 class HotStatus(_Part):

@@ -73,9 +73,7 @@ class History:
         self._follow_clock(at_unix_s, at_unix_s - outcome.record.snapshot.at_s)
         if not _due(self._fine, at_unix_s, FINE_S):
             return
-        observed = observed_status(
-            outcome.record.snapshot, outcome.report, outcome.serving, failed_reports=0
-        )
+        observed = observed_status(outcome.record.snapshot, failed_reports=0)
         row = (at_unix_s, *_take(observed))
         self._fine.append(row)
         if _due(self._coarse, at_unix_s, COARSE_S):

@@ -16,7 +16,7 @@ from vllm.v1.kv_offload.base import make_offload_key
 from hisparsed.engine.host.ghost_list import GhostList, GhostTokens, PrefixGhosts
 from hisparsed.engine.host.offload import LentOffloadingManager
 from hisparsed.engine.host.pool import CountingHostPool
-from hisparsed.engine.messages import GhostReport
+from hisparsed.policy.signals import GhostPoint
 
 STEP_SHARES = (0.005, 0.01, 0.02)
 """Steps of a policy, as shares of the budget, that have edges of their own; what lies between
@@ -92,10 +92,10 @@ class PoolGhosts:
             request.block_hashes[:usable], self._source_held, self._indexer_or_chunk
         )
 
-    def hisparse_report(self) -> list[GhostReport]:
+    def hisparse_report(self) -> tuple[GhostPoint, ...]:
         return _report(self._ghosts.hisparse_points())
 
-    def offload_report(self) -> list[GhostReport]:
+    def offload_report(self) -> tuple[GhostPoint, ...]:
         return _report(self._ghosts.offload_points())
 
     def _indexer_or_chunk(self, block_hash: bytes) -> bool:
@@ -113,5 +113,5 @@ def _cached(pool: Any, group: int) -> Callable[[bytes], bool]:
     return held
 
 
-def _report(points: Sequence[GhostTokens]) -> list[GhostReport]:
-    return [GhostReport(extra_blocks=one.extra_blocks, tokens=one.tokens) for one in points]
+def _report(points: Sequence[GhostTokens]) -> tuple[GhostPoint, ...]:
+    return tuple(GhostPoint(one.extra_blocks, one.tokens) for one in points)

@@ -9,14 +9,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 from hisparsed.engine.host.check import LedgerCamera, LedgerWatch
 from hisparsed.engine.host.chunks import ChunkLayout
 from hisparsed.engine.host.ledger import HostLedger
 from hisparsed.engine.host.offload import LentOffloadingManager
 from hisparsed.engine.host.pool import CountingHostPool
-from hisparsed.engine.messages import EngineCommand, HostReport, LedgerViolation
+from hisparsed.engine.messages import EngineCommand
+from hisparsed.policy.signals import (
+    GhostPoint,
+    HiSparsePool,
+    Ledger,
+    LedgerViolation,
+    OffloadPool,
+    Reserve,
+)
 
 ReleaseHost = Callable[[Sequence[int]], int]
 """Gives the memory of host blocks back to the operating system; returns the bytes of whole
@@ -25,6 +33,17 @@ again."""
 
 _BUSY_STEP_BLOCKS = 256
 """Blocks that one step moves while requests run: a few milliseconds of the engine thread."""
+
+
+class HostFigures(NamedTuple):
+    """The host memory's part of a report, by the report's own names."""
+
+    hisparse: HiSparsePool
+    offload: OffloadPool
+    reserve: Reserve
+    pending_blocks: int
+    draining_blocks: int
+    ledger: Ledger
 
 
 class HostMemory:
@@ -44,6 +63,7 @@ class HostMemory:
         offload.bind_layout(layout)
         self.pool: CountingHostPool = pool
         self.offload = offload
+        self._floor_blocks = floor_blocks
         self.ledger = HostLedger(pool, offload, layout, floor_blocks)
         self.watch = LedgerWatch(self.ledger, LedgerCamera(self.ledger, pool, offload, coordinator))
         self._given_back = 0
@@ -119,33 +139,47 @@ class HostMemory:
         self._released_bytes = release_host(sorted(reserve)) if reserve and release_host else 0
         self._released = reserve
 
-    def report(self, head_need_blocks: int, release_host: ReleaseHost | None) -> HostReport:
-        """The pools' part of a report; also checks a little, and moves what an idle engine,
-        which takes no steps, has still to move."""
+    def figures(
+        self,
+        release_host: ReleaseHost | None,
+        hisparse_ghost: tuple[GhostPoint, ...],
+        offload_ghost: tuple[GhostPoint, ...],
+    ) -> HostFigures:
+        """Also checks a little, and moves what an idle engine, which takes no steps, has still
+        to move."""
         self.watch.look()
         self.release(release_host)
-        host = self.ledger.counts()
-        return HostReport(
-            hisparse_capacity_blocks=host.hisparse_capacity,
-            hisparse_in_use_blocks=host.hisparse_in_use,
-            hisparse_idle_blocks=host.hisparse_idle,
-            hisparse_cached_blocks=self.pool.idle_cached_blocks,
-            offload_target_blocks=host.offload_target,
-            lent_blocks=host.lent,
+        host, cached = self.ledger.counts(), self.pool.idle_cached_blocks
+        return HostFigures(
+            HiSparsePool(
+                capacity_blocks=host.hisparse_capacity,
+                target_blocks=self.ledger.budget - host.offload_target - host.reserve_target,
+                in_use_blocks=host.hisparse_in_use,
+                cached_blocks=cached,
+                free_blocks=max(0, host.hisparse_idle - cached),
+                ghost=hisparse_ghost,
+                floor_blocks=self._floor_blocks,
+            ),
+            OffloadPool(
+                capacity_chunks=host.lent * self.offload.layout.chunks_per_block,
+                target_blocks=host.offload_target,
+                lent_blocks=host.lent,
+                in_use_chunks=self.offload.in_flight_chunks,
+                stored_chunks=self.offload.stored_chunks,
+                ghost=offload_ghost,
+            ),
+            Reserve(
+                target_blocks=host.reserve_target,
+                blocks=host.reserve,
+                can_release=release_host is not None,
+                releasing=self._release_wanted,
+                released_bytes=self._released_bytes,
+            ),
             pending_blocks=host.pending,
             draining_blocks=host.draining,
-            offload_stored_chunks=self.offload.stored_chunks,
-            offload_in_flight_chunks=self.offload.in_flight_chunks,
-            head_need_blocks=head_need_blocks,
-            reserve_target_blocks=host.reserve_target,
-            reserve_blocks=host.reserve,
-            release="pinned" if release_host is None else "possible",
-            released_bytes=self._released_bytes,
-            given_back_blocks=self._given_back,
-            release_wanted=self._release_wanted,
+            ledger=Ledger(
+                tuple(LedgerViolation(one.rule.value, one.sentence) for one in self.watch.found),
+                self.watch.total,
+                self._given_back,
+            ),
         )
-
-    def violations_report(self) -> list[LedgerViolation]:
-        return [
-            LedgerViolation(rule=one.rule.value, sentence=one.sentence) for one in self.watch.found
-        ]

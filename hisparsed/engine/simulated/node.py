@@ -22,13 +22,14 @@ from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
 from vllm.v1.request import Request
 
 from hisparsed.engine.held_prefix import RememberedPrefix
-from hisparsed.engine.messages import ApplyResult, EngineCommand, EngineReport
+from hisparsed.engine.messages import ApplyResult, EngineCommand, report_from_wire
 from hisparsed.engine.plugin import control
 from hisparsed.engine.port import ServingCounters
 from hisparsed.engine.simulated.cost import VirtualClock
 from hisparsed.engine.simulated.executor import TOKEN, SimulatedExecutor
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions, build_vllm_config
 from hisparsed.engine.simulated.work import AllResident, ManagersResidency
+from hisparsed.policy.signals import EngineReport
 
 
 @dataclass(slots=True)
@@ -256,7 +257,7 @@ class SimulatedNode:
     # --- the control side; only with HiSparse --------------------------------------------
 
     def take_report(self) -> EngineReport:
-        return EngineReport.model_validate(control(self._core, "report", {}))
+        return report_from_wire(control(self._core, "report", {}))
 
     def put(self, command: EngineCommand) -> ApplyResult:
         payload = command.model_dump(exclude_none=True)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hisparsed.canary.watch import recent_sentences
 from hisparsed.config.node import NodeConfig
-from hisparsed.control.journal.records import TickRecord, jsonable
+from hisparsed.control.journal.records import SNAPSHOT_JSON, TickRecord, jsonable
 from hisparsed.control.state_files import save_evidence_file, write_state_file
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.status.document import Status
@@ -129,8 +129,8 @@ def evidence_document(
     """Everything that is known of the end, as plain JSON values; newest last."""
     report = None
     if last is not None:
-        report = last.report.model_dump(mode="json")
-        del report["hot"]["requests"]
+        report = SNAPSHOT_JSON.dump_python(last.record.snapshot, mode="json")
+        del report["requests_hot"]
     return {
         "at_unix_s": at_unix_s,
         "why": why,

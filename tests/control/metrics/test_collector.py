@@ -19,8 +19,7 @@ from hisparsed.control.status.document import (
     Lifecycle,
 )
 from hisparsed.engine.gpus import GpuCard, GpusStatus
-from hisparsed.engine.port import SampledRows
-from hisparsed.policy.signals import Lever
+from hisparsed.policy.signals import Lever, SampledRows
 from tests.bench.metrics_docs import metrics_document
 
 ROOT = Path(__file__).parents[3]
@@ -138,7 +137,7 @@ async def test_every_metric_has_samples_and_stands_in_the_document(node: Any) ->
         state=CanaryState.OK, sentence="equal", last_unix_s=1_700_000_000.0
     )
     node.gpus = GpusStatus(age_s=0.5, cards=[A_GPU])
-    sampled = SampledRows(hits=3, misses=1, h2d_bytes=656, age_s=40.0)
+    sampled = SampledRows(hits_total=3, misses_total=1, h2d_bytes_total=656, age_s=40.0)
     node.engine.counters = replace(node.engine.counters, sampled_rows=sampled)
     node.engine_life = EngineLifeStatus(
         state=EngineState.SERVING, since_unix_s=1_700_000_000.0, sentence="", last_start_s=12.0
@@ -201,8 +200,8 @@ async def test_what_a_lost_gpu_no_longer_tells_is_left_out(node: Any) -> None:
 
 async def test_rows_that_nobody_counts_are_left_out_and_not_zero(node: Any) -> None:
     hot = (await node.engine.report()).hot
-    node.engine.changes = {"hot": hot.model_copy(update={"counted": False})}
-    sampled = SampledRows(hits=30, misses=10, h2d_bytes=656, age_s=40.0)
+    node.engine.changes = {"hot": replace(hot, counted=False)}
+    sampled = SampledRows(hits_total=30, misses_total=10, h2d_bytes_total=656, age_s=40.0)
     node.engine.counters = replace(node.engine.counters, sampled_rows=sampled)
     await node.loop.start()
     await node.ticks(1)

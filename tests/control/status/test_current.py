@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from hisparsed.engine.messages import RequestsReport
-from hisparsed.policy.signals import Lever
+from hisparsed.policy.signals import GpuPool, Lever, Progress, Requests
 
 POLICY = "version: 1\nstall_after: 10s\nlevers: {split: {mode: 'off'}}\n"
-WAITING = RequestsReport(
-    running=0, waiting=2, full=0, mixed=0, none=0, preemptions=0, finished=0, held_back=0
-)
+WAITING = Requests(0, 2, 0, 0, 0, 0, 0, held_back=0)
 
 
 @pytest.fixture
@@ -21,8 +18,7 @@ async def node(make_node: Callable[[str], Any]) -> Any:
     node = make_node(POLICY)
     node.engine.changes = {
         "requests": WAITING,
-        "gpu_free_blocks": 300,
-        "gpu_head_need_blocks": 10,
+        "gpu": GpuPool(400, 300, waiting_for_blocks=False, head_need_blocks=10),
     }
     await node.loop.start()
     return node
@@ -45,13 +41,13 @@ async def test_frozen_levers_hide_no_stall(node: Any) -> None:
 
 async def test_an_engine_that_computes_is_busy_not_stalled(node: Any) -> None:
     for tokens in range(100, 130):
-        node.engine.changes["scheduled_tokens"] = tokens
+        node.engine.changes["progress"] = Progress(7, tokens)
         await node.ticks(1)
         assert node.current.unready() is None
 
 
 async def test_a_shortage_of_memory_is_no_stall(node: Any) -> None:
-    node.engine.changes |= {"gpu_free_blocks": 5}
+    node.engine.changes |= {"gpu": GpuPool(400, 5, waiting_for_blocks=False, head_need_blocks=10)}
     await node.ticks(20)
     assert node.current.unready() is None
 
@@ -64,7 +60,7 @@ async def test_one_long_step_is_not_ready_but_no_stall(node: Any) -> None:
         await node.ticks(1)
         assert node.current.status().stalled is None
     assert "the engine reported" in node.current.unready()
-    node.engine.changes["scheduled_tokens"] = 10_000
+    node.engine.changes["progress"] = Progress(7, 10_000)
     await node.ticks(2)
     assert node.current.unready() is None
     assert node.current.status().stalled is None
@@ -73,6 +69,6 @@ async def test_one_long_step_is_not_ready_but_no_stall(node: Any) -> None:
 async def test_progress_makes_the_node_ready_again(node: Any) -> None:
     await node.ticks(12)
     assert node.current.unready() is not None
-    node.engine.changes["scheduled_tokens"] = 10_000
+    node.engine.changes["progress"] = Progress(7, 10_000)
     await node.ticks(1)
     assert node.current.unready() is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from hisparsed.control.status.document import Lifecycle, PoolStatus, Status
 from hisparsed.control.text.policy import figures_text
 from hisparsed.control.text.status import bar, clock_text, status_page
 from hisparsed.engine.gpus import GpuCard, GpusStatus
-from hisparsed.engine.port import SampledRows, ServingCounters
+from hisparsed.engine.port import ServingCounters
 from hisparsed.errors import UserError
-from hisparsed.policy.signals import Lever
+from hisparsed.policy.signals import Lever, SampledRows
 
 
 async def page(node: Any) -> str:
@@ -42,7 +43,7 @@ async def test_refused_calls_and_leases_of_their_own_are_told_where_there_are_an
     await node.loop.start()
     report = await node.engine.report()
     node.engine.counters = ServingCounters(refused=6)
-    node.engine.changes = {"hot": report.hot.model_copy(update={"individual_leases": 2})}
+    node.engine.changes = {"hot": replace(report.hot, individual_leases=2)}
     text = await page(node)
     assert "6 refused by a limit" in text
     assert ", 2 of them by their own misses" in text
@@ -52,9 +53,10 @@ async def test_what_a_node_does_not_know_is_left_out(node: Any) -> None:
     await node.loop.start()
     report = await node.engine.report()
     node.engine.changes = {
-        "host": report.host.model_copy(update={"hisparse_ghost": [], "offload_ghost": []}),
-        "gpu_head_need_blocks": None,
-        "requests": report.requests.model_copy(update={"oldest_wait_s": None, "stalls_found": 0}),
+        "hisparse": replace(report.hisparse, ghost=()),
+        "offload": replace(report.offload, ghost=()),
+        "gpu": replace(report.gpu, head_need_blocks=None),
+        "requests": replace(report.requests, oldest_wait_s=None, stalls_total=0),
     }
     text = await page(node)
     for words in ("ghosts", "the next one needs", "the oldest waits", "STALLS"):
@@ -64,9 +66,9 @@ async def test_what_a_node_does_not_know_is_left_out(node: Any) -> None:
 async def test_rows_that_only_vllm_samples_are_told_with_their_age(node: Any) -> None:
     await node.loop.start()
     report = await node.engine.report()
-    node.engine.changes = {"hot": report.hot.model_copy(update={"counted": False})}
+    node.engine.changes = {"hot": replace(report.hot, counted=False)}
     assert "hits" not in await page(node)
-    sampled = SampledRows(hits=90, misses=10, h2d_bytes=3 * 2**30, age_s=41.0)
+    sampled = SampledRows(hits_total=90, misses_total=10, h2d_bytes_total=3 * 2**30, age_s=41.0)
     node.engine.counters = ServingCounters(sampled_rows=sampled)
     text = await page(node)
     assert "64 blocks leased by 2 requests, 90% hits, 3GiB loaded as of 41s ago" in text
@@ -77,9 +79,8 @@ async def test_nothing_is_wider_than_the_terminal_and_bars_give_way_to_their_fig
 ) -> None:
     await node.loop.start()
     report = await node.engine.report()
-    wanted = report.host.offload_target_blocks + 7
-    host = report.host.model_copy(update={"offload_target_blocks": wanted})
-    for changes in ({}, {"host": host}):
+    offload = replace(report.offload, target_blocks=report.offload.target_blocks + 7)
+    for changes in ({}, {"offload": offload}):
         node.engine.changes = changes
         await node.ticks(1)
         for width in (80, 100, 200):

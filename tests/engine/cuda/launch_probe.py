@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,12 @@ from hisparsed.config.node import NodeConfig, load_node_config, shipped_config
 from hisparsed.config.node_description import load_node_description
 from hisparsed.engine.cuda import launch
 from hisparsed.engine.cuda.model_config import facts_of
-from hisparsed.engine.messages import EngineReport
+from hisparsed.engine.messages import report_from_wire
 from hisparsed.engine.openai_app import frontend_arguments
 from hisparsed.engine.plugin import control, register
 from hisparsed.engine.simulated.executor import SimulatedExecutor
 from hisparsed.engine.simulated.work import ManagersResidency
+from hisparsed.policy.signals import EngineReport
 
 TURN_TOKENS = 3000
 ANSWER_TOKENS = 20
@@ -125,7 +127,7 @@ class Probe:
         )
 
     def report(self) -> EngineReport:
-        return EngineReport.model_validate(control(self.core, "report", {}))
+        return report_from_wire(control(self.core, "report", {}))
 
     def serve(self, name: str) -> dict[str, int | None]:
         """One call to its end: tokens that came out, and prompt tokens that were held already."""
@@ -236,10 +238,10 @@ def main() -> None:
     facts["second"] = probe.serve("second")
     facts["third"] = probe.serve("third")
     report = probe.report()
-    facts["geometry"] = report.geometry.model_dump()
-    facts["lent_blocks"] = report.host.lent_blocks
-    facts["stored_chunks"] = report.host.offload_stored_chunks
-    facts["violations"] = [one.rule for one in report.violations]
+    facts["geometry"] = asdict(report.geometry) | {"floor_blocks": report.hisparse.floor_blocks}
+    facts["lent_blocks"] = report.offload.lent_blocks
+    facts["stored_chunks"] = report.offload.stored_chunks
+    facts["violations"] = [one.rule for one in report.ledger.violations]
     print(json.dumps(facts), flush=True)  # noqa: T201 (this is what the tests read)
     # vLLM's own way down empties a GPU's cache, and there is no GPU.
     os._exit(0)

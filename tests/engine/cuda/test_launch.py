@@ -128,7 +128,7 @@ def test_the_report_has_the_nodes_real_sizes(probe: dict[str, Any]) -> None:
     geometry = probe["geometry"]
     # Block 0 is vLLM's null block.
     assert geometry["budget_blocks"] == probe["plan"]["host_blocks"] - 1
-    assert geometry["chunk_bytes"] == 22 * 132 * 64
+    assert geometry["offload_chunk_bytes"] == 22 * 132 * 64
     assert geometry["chunks_per_host_block"] == 79 * 64 * 656 // (22 * 132 * 64)
     assert geometry["offload_copies"] == 1
     assert geometry["decode_query_len"] == 4

@@ -12,7 +12,7 @@ from conversations import EngineShape, apply, ask, build_engine, core_of, finish
 
 from hisparsed.control.observe import observe
 from hisparsed.engine.host.ghosts import MAX_ENTRIES, sample_rate, slack_edges, step_edges
-from hisparsed.engine.messages import EngineReport
+from hisparsed.engine.messages import report_from_wire
 from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
@@ -59,8 +59,8 @@ class Node:
         self.hit_tokens += finish(self.engine)["call"].num_cached_tokens or 0
 
     def ghosts(self, pool: str) -> dict[int, int]:
-        points = report(self.engine)["host"][f"{pool}_ghost"]
-        return {point["extra_blocks"]: point["tokens"] for point in points}
+        points = report(self.engine)[pool]["ghost"]
+        return {point["extra_blocks"]: point["tokens_total"] for point in points}
 
     @property
     def lists(self) -> Any:
@@ -98,11 +98,11 @@ def test_what_lending_and_recalling_take_are_ghosts_and_a_reset_forgets_them(
     node.serve(sessions=5, calls=12)
     lists = node.lists
     assert (len(lists.hisparse), len(lists.offload)) == (0, 0)
-    idle = report(node.engine)["host"]
-    empty = idle["hisparse_idle_blocks"] - idle["hisparse_cached_blocks"]
+    idle = report(node.engine)
+    empty = idle["hisparse"]["free_blocks"]
     apply(node.engine, {"offload_target_blocks": 10 + empty + 3})
     assert len(lists.hisparse) == 3
-    stored = report(node.engine)["host"]["offload_stored_chunks"]
+    stored = report(node.engine)["offload"]["stored_chunks"]
     apply(node.engine, {"offload_target_blocks": 0})
     assert len(lists.offload) == stored > 0
     assert node.engine.reset_prefix_cache(reset_connector=True)
@@ -150,7 +150,7 @@ class Governed:
         node = self.node
         prompt = node.calls * (PREFIX_TOKENS + 4)
         snapshot = observe(
-            EngineReport.model_validate(report(node.engine)),
+            report_from_wire(report(node.engine)),
             ServingCounters(
                 prompt_tokens=prompt, prefix_query_tokens=prompt, prefix_hit_tokens=node.hit_tokens
             ),

@@ -58,14 +58,14 @@ def test_the_reserve_shrinks_the_process_and_comes_back_exact(engine: Any, tmp_p
     assert reserve_bytes > 50 * MIB
     before = resident_bytes()
     apply(engine, {"reserve_target_blocks": reserve})
-    assert report(engine)["host"]["released_bytes"] == 0, "only where it is asked for"
+    assert report(engine)["reserve"]["released_bytes"] == 0, "only where it is asked for"
     apply(engine, {"release_reserve": True})
-    host = report(engine)["host"]
-    assert (host["release"], host["reserve_blocks"]) == ("possible", reserve)
-    assert 0.95 * reserve_bytes < host["released_bytes"] <= reserve_bytes
+    host = report(engine)
+    assert (host["reserve"]["can_release"], host["reserve"]["blocks"]) == (True, reserve)
+    assert 0.95 * reserve_bytes < host["reserve"]["released_bytes"] <= reserve_bytes
     assert before - resident_bytes() > 0.9 * reserve_bytes
     apply(engine, {"reserve_target_blocks": 0})
-    assert report(engine)["host"]["released_bytes"] == 0
+    assert report(engine)["reserve"]["released_bytes"] == 0
     talk = make_conversations(count=8, turns=2, first=400, later=60, answer=8, seed=4)
     again = make_conversations(count=8, turns=2, first=400, later=60, answer=8, seed=4)
     untouched = build_engine(tmp_path, SHAPE)
@@ -75,7 +75,7 @@ def test_the_reserve_shrinks_the_process_and_comes_back_exact(engine: Any, tmp_p
 def test_a_pinned_node_says_so_and_refuses(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = core_of(engine).model_executor
     monkeypatch.setattr(type(executor), "release_host", None)
-    assert report(engine)["host"]["release"] == "pinned"
+    assert report(engine)["reserve"]["can_release"] is False
     with pytest.raises(ValueError, match="release_reserve: the host memory of this node is pinned"):
         apply(engine, {"release_reserve": True, "reserve_target_blocks": 10})
-    assert report(engine)["host"]["reserve_target_blocks"] == 0
+    assert report(engine)["reserve"]["target_blocks"] == 0

@@ -118,11 +118,11 @@ def test_a_recall_while_a_store_is_in_flight_leaves_the_block_until_it_ends(
     with_a_store_in_flight(workers)
     storing = {block for job in workers.jobs.values() for block in job.host_blocks}
     apply(engine, {"offload_target_blocks": 0})
-    assert report(engine)["host"]["draining_blocks"] == len(storing)
+    assert report(engine)["draining_blocks"] == len(storing)
     workers.check()
     workers.hold_offload = False
     workers.run()
-    assert report(engine)["host"]["lent_blocks"] == 0
+    assert report(engine)["offload"]["lent_blocks"] == 0
 
 
 def test_blocks_come_back_at_once_when_nothing_runs_for_want_of_them(
@@ -131,14 +131,14 @@ def test_blocks_come_back_at_once_when_nothing_runs_for_want_of_them(
     budget = report(engine)["geometry"]["budget_blocks"]
     apply(engine, {"reserve_target_blocks": 5})
     apply(engine, {"offload_target_blocks": budget})
-    lent = report(engine)["host"]["lent_blocks"]
+    lent = report(engine)["offload"]["lent_blocks"]
     with kept_by_somebody(workers, free=3):
         workers.admit(text(200, seed=2), 2)
         workers.step()
-        host = report(engine)["host"]
-        assert host["given_back_blocks"] > 0
-        assert host["lent_blocks"] == host["offload_target_blocks"] < lent
-        assert host["reserve_blocks"] == 5, "lent blocks go first"
+        host = report(engine)
+        assert host["ledger"]["given_back_blocks_total"] > 0
+        assert host["offload"]["lent_blocks"] == host["offload"]["target_blocks"] < lent
+        assert host["reserve"]["blocks"] == 5, "lent blocks go first"
         workers.run(steps=20)
     assert workers.unfinished == []
 
@@ -149,15 +149,15 @@ def test_nothing_is_given_back_while_the_engine_is_paused(
     from vllm.v1.core.sched.interface import PauseState
 
     apply(engine, {"offload_target_blocks": 1000})
-    lent = report(engine)["host"]["lent_blocks"]
+    lent = report(engine)["offload"]["lent_blocks"]
     with kept_by_somebody(workers, free=3):
         workers.scheduler.set_pause_state(PauseState.PAUSED_ALL)
         workers.admit(text(200, seed=2), 2)
         workers.step()
-        assert report(engine)["host"]["lent_blocks"] == lent
+        assert report(engine)["offload"]["lent_blocks"] == lent
         workers.scheduler.set_pause_state(PauseState.UNPAUSED)
         workers.step()
-        assert report(engine)["host"]["lent_blocks"] < lent
+        assert report(engine)["offload"]["lent_blocks"] < lent
         workers.run(steps=20)
 
 
@@ -195,10 +195,7 @@ def test_a_full_tier_stores_nothing_more_and_nothing_fails(
             break
         workers.step()
     assert workers.unfinished == []
-    assert (
-        report(engine)["host"]["offload_stored_chunks"]
-        <= workers.host.ledger.layout.chunks_per_block
-    )
+    assert report(engine)["offload"]["stored_chunks"] <= workers.host.ledger.layout.chunks_per_block
     workers.check()
 
 
@@ -208,13 +205,13 @@ def test_a_reset_works_while_blocks_are_lent_and_drops_their_idle_chunks(
     apply(engine, {"offload_target_blocks": 30, "reserve_target_blocks": 10})
     workers.admit(text(150, seed=3), 2)
     workers.run()
-    before = report(engine)["host"]
+    before = report(engine)
     assert before["offload_stored_chunks"] > 0
     assert before["hisparse_cached_blocks"] > 0
     assert workers.scheduler.reset_prefix_cache()
-    host = report(engine)["host"]
-    assert (host["lent_blocks"], host["reserve_blocks"]) == (30, 10)
-    assert (host["offload_stored_chunks"], host["hisparse_cached_blocks"]) == (0, 0)
+    host = report(engine)
+    assert (host["offload"]["lent_blocks"], host["reserve"]["blocks"]) == (30, 10)
+    assert (host["offload"]["stored_chunks"], host["hisparse"]["cached_blocks"]) == (0, 0)
 
 
 def test_a_reset_is_refused_while_a_request_holds_blocks(
@@ -239,12 +236,12 @@ def test_after_a_reset_slots_with_a_transfer_in_flight_settle_before_they_move(
     workers.scheduler.reset_prefix_cache(False, True)
     workers.check()
     apply(engine, {"offload_target_blocks": 0})
-    host = report(engine)["host"]
-    assert host["draining_blocks"] == host["lent_blocks"] == len(storing)
+    host = report(engine)
+    assert host["draining_blocks"] == host["offload"]["lent_blocks"] == len(storing)
     workers.check()
     assert workers.is_busy(), "an idle engine has to step once more, for the flush"
     workers.run()
-    assert report(engine)["host"]["lent_blocks"] == 0
+    assert report(engine)["offload"]["lent_blocks"] == 0
 
 
 def test_a_second_reset_before_the_first_one_is_flushed_is_the_same_reset(
@@ -269,8 +266,9 @@ def test_a_second_reset_before_the_first_one_is_flushed_is_the_same_reset(
 def test_a_call_larger_than_what_is_left_waits_and_is_served(
     engine: Any, workers: ScriptedWorkers
 ) -> None:
-    geometry = report(engine)["geometry"]
-    apply(engine, {"offload_target_blocks": geometry["budget_blocks"]})
+    told = report(engine)
+    floor = told["hisparse"]["floor_blocks"]
+    apply(engine, {"offload_target_blocks": told["geometry"]["budget_blocks"]})
     first = workers.admit(text(200, seed=4), 30)
     workers.step()
     second = workers.admit(text(220, seed=5), 3)
@@ -279,7 +277,7 @@ def test_a_call_larger_than_what_is_left_waits_and_is_served(
         workers.step()
         waited += workers.scheduler.requests[second].num_computed_tokens == 0
         counts = workers.host.ledger.counts()
-        assert counts.hisparse_capacity >= geometry["floor_blocks"]
+        assert counts.hisparse_capacity >= floor
     assert waited > 5
     workers.run(steps=40)
     assert workers.unfinished == []
@@ -413,7 +411,7 @@ class Fire(RuleBasedStateMachine):
     def report(self, seed: int) -> None:
         self.traffic(seed)
         report = control(self.workers.core, "report", {})
-        assert report["violations"] == []
+        assert report["ledger"]["violations"] == []
 
     @rule(running=st.booleans(), connector=st.booleans(), seed=dice)
     def reset_caches(self, running: bool, connector: bool, seed: int) -> None:

@@ -106,15 +106,17 @@ def test_decode_starts_with_no_residency_and_computes_one_token_of_the_prompt(fo
     prompt = PROMPTS["of-1500"]
     with pair(folder, AMPLE, SMALL) as nodes:
         params = nodes.prefilled({"call": prompt})
-        before = report(nodes.decode.engine)["scheduled_tokens"]
+        before = report(nodes.decode.engine)["progress"]["scheduled_tokens_total"]
         nodes.decode.send("call", prompt, ANSWER, params["call"])
         nodes.until(
             "the call runs", lambda: report(nodes.decode.engine)["requests"]["running"] == 1
         )
         first = report(nodes.decode.engine)
     assert first["requests"]["none"] == 1
-    assert first["scheduled_tokens"] - before == 1
-    assert first["hot"]["loads"] > 0, "selected rows must have been fetched from the host pool"
+    assert first["progress"]["scheduled_tokens_total"] - before == 1
+    assert first["hot"]["loads_total"] > 0, (
+        "selected rows must have been fetched from the host pool"
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,4 +233,4 @@ def test_levers_moved_at_random_on_both_nodes_give_the_same_tokens(
         nodes.until("all blocks are free", lambda: nothing_is_held(nodes))
     assert answers == {name: on_one_node[name] for name in answers}
     assert moves > 20
-    assert [one["violations_total"] for one in reports] == [0, 0]
+    assert [one["ledger"]["violations_total"] for one in reports] == [0, 0]

@@ -58,7 +58,7 @@ def require_computed_here(nodes: Pair, params: dict[str, Any], on_one_node: list
     answers = nodes.decoded({"call": PROMPT}, {"call": params}, ANSWER)
     assert answers["call"].tokens == on_one_node
     assert "fetched" not in nodes.decode.counts
-    assert report(nodes.decode.engine)["scheduled_tokens"] == TOKENS + ANSWER - 1
+    assert report(nodes.decode.engine)["progress"]["scheduled_tokens_total"] == TOKENS + ANSWER - 1
 
 
 def failures_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -213,8 +213,8 @@ def test_waiting_offers_do_not_starve_calls_that_run(folder: Path) -> None:
         nodes.prefilled(prompts)
         nodes.until("all wait", lambda: nodes.prefill.worker.open_offers == len(prompts))
         requests = report(nodes.prefill.engine)["requests"]
-    assert requests["preemptions"] == 0
-    assert requests["stalls_found"] == 0
+    assert requests["preemptions_total"] == 0
+    assert requests["stalls_total"] == 0
 
 
 def test_a_call_aborted_before_it_is_scheduled_releases_its_prefix(folder: Path) -> None:

@@ -38,7 +38,7 @@ def test_one_longest_call_never_preempts_itself(tmp_path: Path, tokens: int) -> 
     engine = build_engine(tmp_path, replace(SHAPE, gpu_blocks=blocks, max_model_len=tokens))
     ask(engine, "longest", text(tokens - 4, seed=1), 4)
     finish(engine, most_steps=40)
-    assert report(engine)["requests"]["preemptions"] == 0
+    assert report(engine)["requests"]["preemptions_total"] == 0
 
 
 def test_slab_needs_room_for_scratch_and_for_the_leases_of_all_rows() -> None:
