@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from hisparsed.policy.bounds import step_blocks
-from hisparsed.policy.reach import live_load, reach_now
+from hisparsed.policy.reach import live_load, reach_now, served_with
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import GhostPoint, Snapshot
 
@@ -322,22 +322,6 @@ def _signals(policy: Policy, snapshot: Snapshot, memory: Memory) -> Signals:
         ),
         standstill_since_s=_standstill(policy, snapshot, memory),
     )
-
-
-def served_with(points: tuple[GhostPoint, ...], extra_blocks: int) -> float | None:
-    """Tokens that ``extra_blocks`` more would have served; ``None`` without a ghost list.
-
-    Between two points in proportion, beyond the last what the last says.
-    """
-    if not points:
-        return None
-    before = GhostPoint(0, 0)
-    for point in points:
-        if point.extra_blocks >= extra_blocks:
-            part = (extra_blocks - before.extra_blocks) / (point.extra_blocks - before.extra_blocks)
-            return before.tokens_total + part * (point.tokens_total - before.tokens_total)
-        before = point
-    return float(before.tokens_total)
 
 
 def _standstill(policy: Policy, snapshot: Snapshot, memory: Memory) -> float | None:

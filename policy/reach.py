@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hisparsed.policy.signals import EngineReport, Geometry
+from hisparsed.policy.signals import EngineReport, Geometry, GhostPoint
 
 _ROUNDING = 1e-9
 
@@ -109,3 +109,19 @@ def live_load(snapshot: EngineReport, reach: Reach) -> float:
     running_tokens = snapshot.hisparse.in_use_blocks * snapshot.geometry.block_tokens
     idle_tokens = max(0, snapshot.sessions.live_set_tokens - running_tokens)
     return idle_tokens / max(1, reach.min_tokens)
+
+
+def served_with(points: tuple[GhostPoint, ...], extra_blocks: int) -> float | None:
+    """Tokens that ``extra_blocks`` more would have served; ``None`` without a ghost list.
+
+    Between two points in proportion, beyond the last what the last says.
+    """
+    if not points:
+        return None
+    before = GhostPoint(0, 0)
+    for point in points:
+        if point.extra_blocks >= extra_blocks:
+            part = (extra_blocks - before.extra_blocks) / (point.extra_blocks - before.extra_blocks)
+            return before.tokens_total + part * (point.tokens_total - before.tokens_total)
+        before = point
+    return float(before.tokens_total)

@@ -10,46 +10,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hisparsed.tui.wire import Document, finite, number
+from hisparsed.policy.derived import HISTORY, HOT_ROWS
+from hisparsed.tui.wire import Document, dig, finite, number
 
 SPAN_S = 7_200.0
 FINE_S = 0.9
 FINE_SPAN_S = 300.0
 COARSE_S = 4.75
 
-COLUMNS = (
-    "pools.hisparse.in_use_bytes",
-    "pools.hisparse.cached_bytes",
-    "pools.hisparse.capacity_bytes",
-    "pools.hisparse.reach_tokens",
-    "pools.offload.in_use_bytes",
-    "pools.offload.cached_bytes",
-    "pools.offload.capacity_bytes",
-    "pools.offload.reach_tokens",
-    "sessions.live_set_tokens",
-    "sessions.coverage",
-    "requests.running",
-    "requests.waiting",
-    "requests.preemptions_total",
-    "requests.finished_total",
-    "gpu.free_blocks",
-    "gpu.total_blocks",
-    "hot.multiplier",
-    "hot.hits_total",
-    "hot.loads_total",
-    "hot.h2d_bytes_total",
-    "serving.prompt_tokens_total",
-    "serving.generated_tokens_total",
-    "serving.prefix_query_tokens_total",
-    "serving.prefix_hit_tokens_total",
-    "serving.ttft_sum_s",
-    "serving.ttft_count",
-    "serving.itl_sum_s",
-    "serving.itl_count",
-)
-"""Paths into ``observed`` of the status document, and column names of ``/v1/history``."""
-
-_INDEX = {name: index for index, name in enumerate(COLUMNS)}
+_INDEX = {name: index for index, name in enumerate(HISTORY)}
 Values = tuple[float | None, ...]
 
 
@@ -71,37 +40,58 @@ class Series:
 SERIES = {
     series.name: series
     for series in (
-        Series("tokens", "tokens out /s", "count", "serving.generated_tokens_total", rate=True),
-        Series("prompt", "tokens in /s", "count", "serving.prompt_tokens_total", rate=True),
-        Series("finished", "requests /s", "count", "requests.finished_total", rate=True),
-        Series("running", "running", "count", "requests.running"),
-        Series("waiting", "waiting", "count", "requests.waiting"),
-        Series("preempted", "preemptions /s", "count", "requests.preemptions_total", rate=True),
+        Series("tokens", "tokens out /s", "count", "observed.tokens.generated_total", rate=True),
+        Series("prompt", "tokens in /s", "count", "observed.tokens.prompt_total", rate=True),
+        Series("finished", "requests /s", "count", "observed.requests.finished_total", rate=True),
+        Series("running", "running", "count", "observed.requests.running"),
+        Series("waiting", "waiting", "count", "observed.requests.waiting"),
+        Series(
+            "preempted", "preemptions /s", "count", "observed.requests.preemptions_total", rate=True
+        ),
         Series(
             "prefix",
             "prefix hits",
             "share",
-            "serving.prefix_hit_tokens_total",
-            ("serving.prefix_query_tokens_total",),
+            "observed.prefix.hit_tokens_total",
+            ("observed.prefix.query_tokens_total",),
         ),
         Series(
-            "miss", "hot misses", "share", "hot.loads_total", ("hot.hits_total", "hot.loads_total")
+            "miss",
+            "hot misses",
+            "share",
+            "observed.hot.loads_total",
+            ("observed.hot.hits_total", "observed.hot.loads_total"),
         ),
-        Series("h2d", "H2D", "bytes/s", "hot.h2d_bytes_total", rate=True),
-        Series("ttft", "TTFT", "seconds", "serving.ttft_sum_s", ("serving.ttft_count",)),
-        Series("itl", "ITL", "seconds", "serving.itl_sum_s", ("serving.itl_count",)),
-        Series("coverage", "coverage", "ratio", "sessions.coverage"),
-        Series("multiplier", "multiplier", "times", "hot.multiplier"),
-        Series("offload", "offload pool", "bytes", "pools.offload.capacity_bytes"),
-        Series("gpu_free", "GPU blocks free", "count", "gpu.free_blocks"),
+        Series("h2d", "H2D", "bytes/s", "observed.hot.h2d_bytes_total", rate=True),
+        Series(
+            "ttft",
+            "TTFT",
+            "seconds",
+            "observed.latencies.ttft_sum_s",
+            ("observed.latencies.ttft_count",),
+        ),
+        Series(
+            "itl",
+            "ITL",
+            "seconds",
+            "observed.latencies.itl_sum_s",
+            ("observed.latencies.itl_count",),
+        ),
+        Series("coverage", "coverage", "ratio", "derived.coverage"),
+        Series("multiplier", "multiplier", "times", "observed.hot.multiplier"),
+        Series("offload", "offload pool", "bytes", "derived.pools.offload.capacity_bytes"),
+        Series("gpu_free", "GPU blocks free", "count", "observed.gpu.free_blocks"),
     )
 }
 _DIFFERENCES = {name for name, series in SERIES.items() if series.rate or series.bottom}
 
 
-def values_of(observed: object) -> Values:
-    """A sample from ``observed`` of a status document."""
-    return tuple(number(observed, path) for path in COLUMNS)
+def values_of(status: object) -> Values:
+    """A sample from a status document."""
+    uncounted = dig(status, "observed.hot.counted") is False
+    return tuple(
+        None if uncounted and path in HOT_ROWS else number(status, path) for path in HISTORY
+    )
 
 
 class History:
@@ -152,7 +142,7 @@ class History:
         rows = document.get("rows")
         if not isinstance(columns, list) or not isinstance(rows, list):
             return
-        places = [columns.index(name) if name in columns else None for name in COLUMNS]
+        places = [columns.index(name) if name in columns else None for name in HISTORY]
         begin = self._times[0] if self._times else float("inf")
         older = [
             row

@@ -2,7 +2,7 @@
 
 A feed like the live one. ``status_document``, ``flat_decisions`` and ``whole_tick`` put a recorded
 tick in the form of the API's documents, so that pages need not know the source; what a snapshot
-does not hold (latencies, the daemon's own state) is left out. Reading happens in the event loop in
+does not hold (the daemon's own state) is left out. Reading happens in the event loop in
 small pieces; a tick takes well under a millisecond. Clock and sleep come from outside.
 """
 
@@ -11,15 +11,18 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from hisparsed.policy.decisions import Reason, reason_of
+from hisparsed.policy.derived import derive
+from hisparsed.policy.signals import Snapshot
 from hisparsed.tui import format as fmt
 from hisparsed.tui import updates
 from hisparsed.tui.history import SPAN_S
 from hisparsed.tui.journal_reader import JournalReader, RecordedTick
 from hisparsed.tui.options import ViewError
-from hisparsed.tui.wire import Document, dig, items, number, text
+from hisparsed.tui.wire import Document, build, dig, items, number, text
 
 
 def status_document(tick: RecordedTick, first_s: float) -> Document:
@@ -31,7 +34,8 @@ def status_document(tick: RecordedTick, first_s: float) -> Document:
         "node": {"kind": "", "model": "recorded journal", "version": "", "started_unix_s": first_s},
         "lifecycle": "serving",
         "recorded": True,
-        "observed": _observed(snapshot),
+        "observed": snapshot,
+        "derived": _derived(snapshot),
         "levers": [_lever(one, frozen) for one in items(decision, "levers")],
         "policy": {
             "generation": dig(decision, "policy_generation"),
@@ -60,69 +64,13 @@ def _acts(decision: Document) -> bool:
     return reason is not None and reason.acts
 
 
-def _observed(snapshot: Document) -> Document:
-    def of(path: str) -> float:
-        return number(snapshot, path) or 0
-
-    block, block_tokens = of("geometry.host_block_bytes"), of("geometry.block_tokens")
-    chunk = of("geometry.offload_chunk_bytes") * of("geometry.offload_copies")
-    chunk_tokens = of("geometry.offload_chunk_tokens")
-    live = of("sessions.live_set_tokens")
-    in_use_tokens = of("hisparse.in_use_blocks") * block_tokens
-    # As the policy counts: what running requests hold is idle in neither pool.
-    occupied = max(of("offload.in_use_chunks") * chunk_tokens, in_use_tokens)
-    reaches = (
-        max(0, of("hisparse.capacity_blocks") * block_tokens - in_use_tokens),
-        max(0, of("offload.capacity_chunks") * chunk_tokens - occupied),
-    )
-    idle_live = max(0, live - in_use_tokens)
-    return {
-        "engine": {"report_age_s": dig(snapshot, "report_age_s")},
-        "pools": {
-            "budget_bytes": of("geometry.budget_blocks") * block,
-            "host_block_bytes": block,
-            "hisparse": {
-                "target_bytes": of("hisparse.target_blocks") * block,
-                "capacity_bytes": of("hisparse.capacity_blocks") * block,
-                "in_use_bytes": of("hisparse.in_use_blocks") * block,
-                "cached_bytes": of("hisparse.cached_blocks") * block,
-                "reach_tokens": reaches[0],
-            },
-            "offload": {
-                "target_bytes": of("offload.target_blocks") * block,
-                "capacity_bytes": of("offload.lent_blocks") * block,
-                "in_use_bytes": of("offload.in_use_chunks") * chunk,
-                "cached_bytes": max(0, of("offload.stored_chunks") - of("offload.in_use_chunks"))
-                * chunk,
-                "reach_tokens": reaches[1],
-            },
-            "pending_bytes": of("pending_blocks") * block,
-            "draining_bytes": of("draining_blocks") * block,
-            "reserve_bytes": of("reserve.blocks") * block,
-        },
-        "sessions": {
-            "live": dig(snapshot, "sessions.live_sessions"),
-            "live_set_tokens": live,
-            "coverage": min(reaches) / idle_live if idle_live else None,
-        },
-        "requests": dig(snapshot, "requests"),
-        "hot": {
-            **(dig(snapshot, "hot") or {}),
-            "miss_curve": [
-                {"multiplier": one.get("multiplier"), "misses": one.get("miss_fraction")}
-                for one in items(snapshot, "hot.predicted")
-            ],
-        },
-        "gpu": dig(snapshot, "gpu"),
-        "admission": dig(snapshot, "admission"),
-        "watermark": dig(snapshot, "watermark"),
-        "serving": {
-            "prompt_tokens_total": dig(snapshot, "tokens.prompt_total"),
-            "generated_tokens_total": dig(snapshot, "tokens.generated_total"),
-            "prefix_query_tokens_total": dig(snapshot, "prefix.query_tokens_total"),
-            "prefix_hit_tokens_total": dig(snapshot, "prefix.hit_tokens_total"),
-        },
-    }
+def _derived(snapshot: Document) -> Document | None:
+    """As the daemon computes it; ``None`` where a snapshot of another version lacks a part."""
+    try:
+        whole = build(Snapshot, {**snapshot, "requests_hot": []})
+        return asdict(derive(whole))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def flat_decisions(tick: RecordedTick) -> list[Document]:

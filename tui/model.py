@@ -68,6 +68,12 @@ class NodeModel:
         return found if isinstance(found, dict) else {}
 
     @property
+    def derived(self) -> Document:
+        """``derived`` of the status; empty before the first report."""
+        found = dig(self.status, "derived")
+        return found if isinstance(found, dict) else {}
+
+    @property
     def node_time_s(self) -> float | None:
         """The node's own time at its latest status."""
         return number(self.status, "at_unix_s")
@@ -115,7 +121,7 @@ class NodeModel:
         observed = self.observed
         if not observed:
             return Severity(75, "no report yet")
-        age_s, tick_s = number(observed, "engine.report_age_s"), number(self.status, "loop.tick_s")
+        age_s, tick_s = number(observed, "report_age_s"), number(self.status, "loop.tick_s")
         if age_s is not None and age_s > max(5.0, 5 * (tick_s or 1.0)):
             return Severity(65, "report is old")
         if number(self.status, "loop.failed_ticks"):
@@ -130,7 +136,7 @@ class NodeModel:
             return Severity(45, "policy rejected")
         if dig(observed, "gpu.waiting_for_blocks"):
             return Severity(30, "short of GPU blocks")
-        coverage = number(observed, "sessions.coverage")
+        coverage = number(self.derived, "coverage")
         if coverage is not None and coverage < 1:
             return Severity(20, "coverage low")
         if number(observed, "requests.waiting"):
@@ -187,7 +193,7 @@ class NodeModel:
         at_s = number(document, "at_unix_s")
         observed = dig(document, "observed")
         if at_s is not None and observed is not None:
-            self.history.add(at_s, values_of(observed))
+            self.history.add(at_s, values_of(document))
         elif at_s is not None:
             self.history.pass_to(at_s)
         self._merge(self.events, items(document, "events"))

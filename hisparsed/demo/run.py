@@ -91,8 +91,8 @@ def _run_node(
             decisions = _acting(client)
     if not any(call.error is None for call in result.calls):
         raise UserError("the demo's node answered no call")
-    prompt = serving.serving.prompt_tokens_total if serving else 0
-    hits = serving.serving.prefix_hit_tokens_total if serving else 0
+    prompt = serving.tokens.prompt_total if serving else 0
+    hits = serving.prefix.hit_tokens_total if serving else 0
     return NodeRun(
         result=result,
         decisions=tuple(decisions),

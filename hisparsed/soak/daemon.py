@@ -276,8 +276,9 @@ def run_daemon_soak(
     observed = run.statuses[-1].observed if run.statuses else None
     if observed is None:
         return result
-    preemptions, steps = observed.requests.preemptions_total, observed.engine.steps
-    hits = observed.serving.prefix_hit_tokens_total
+    preemptions, progress = observed.requests.preemptions_total, observed.progress
+    steps = progress.steps_total if progress is not None else 0
+    hits = observed.prefix.hit_tokens_total
     return replace(result, preemptions=preemptions, steps=steps, prefix_hit_tokens=hits)
 
 
@@ -301,9 +302,9 @@ def tally_of(run: DaemonRun, applied: list[Applied]) -> Tally:
         if observed is None:
             continue
         tally.reports += 1
-        tally.report_us.append(observed.engine.report_cost_s * 1e6)
-        tally.pending_seen += observed.pools.pending_bytes > 0
-        tally.draining_seen += observed.pools.draining_bytes > 0
+        tally.report_us.append(observed.report_cost_s * 1e6)
+        tally.pending_seen += observed.pending_blocks > 0
+        tally.draining_seen += observed.draining_blocks > 0
         for name in ("full", "mixed", "none"):
             if getattr(observed.requests, name):
                 tally.residency.add(name)

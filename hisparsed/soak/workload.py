@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from hisparsed.engine.messages import AdmissionCommand, EngineCommand
-from hisparsed.policy.signals import EngineReport
+from hisparsed.policy.signals import AdmissionOrder, EngineReport
 from hisparsed.replay.scaled_trace import (
     PromptMaker,
     ScaledCall,
@@ -227,7 +227,7 @@ class Moves:
     def _admission(self) -> AdmissionCommand:
         rng = self._rng
         return AdmissionCommand(
-            order=rng.choice(("arrival", "held-prefix-first")),
+            order=rng.choice(tuple(AdmissionOrder)),
             ageing_s=rng.choice((0.01, 0.5, 5.0, 30.0)),
             max_running=rng.choice((1, 2, 4, self._geometry.max_num_seqs, None)),
         )

@@ -21,10 +21,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from hisparsed.policy.derived import HISTORY
 from hisparsed.tui import updates
 from hisparsed.tui.app import TopApp
 from hisparsed.tui.feed import NodeSession
-from hisparsed.tui.history import COLUMNS
 from hisparsed.tui.journal_player import JournalPlayer
 from hisparsed.tui.journal_reader import JournalReader
 from hisparsed.tui.model import NodeModel
@@ -56,21 +56,25 @@ def made_up_status(at_unix_s: float, count: int) -> Document:
         "node": {"kind": "cuda", "model": "GLM", "version": "1", "started_unix_s": 1_699_000_000},
         "lifecycle": "serving",
         "observed": {
-            "engine": {"report_age_s": 0.1, "report_cost_s": 0.0002},
-            "pools": {"budget_bytes": 14e11, "host_block_bytes": 3e6, "hisparse": pool,
-                      "offload": pool, "pending_bytes": 0, "draining_bytes": 0},
-            "sessions": {"live": 300, "live_set_tokens": 9_000_000, "coverage": 1.2},
+            "report_age_s": 0.1, "report_cost_s": 0.0002,
+            "geometry": {"host_block_bytes": 3e6},
+            "sessions": {"live_sessions": 300, "live_set_tokens": 9_000_000},
             "requests": {"running": REQUESTS, "waiting": count % 9, "full": 20, "mixed": 120,
                          "none": 60, "finished_total": count * 3, "preemptions_total": 0},
             "hot": {"multiplier": 2.0, "hits_total": count * 90_000, "loads_total": count * 9_000,
-                    "h2d_bytes_total": count * 2e9, "miss_curve": []},
+                    "h2d_bytes_total": count * 2e9, "predicted": [], "leased_blocks": 18_000},
             "gpu": {"total_blocks": 60_000, "free_blocks": 9_000 + count % 50,
-                    "resident_blocks": 20_000, "hot_blocks": 18_000},
-            "serving": {"generated_tokens_total": count * 2_000 + count % 7 * 100,
-                        "prompt_tokens_total": count * 90_000, "ttft_sum_s": count * 2.0,
-                        "ttft_count": count * 3, "itl_sum_s": count * 9.0, "itl_count": count * 300,
-                        "prefix_query_tokens_total": count * 90_000,
-                        "prefix_hit_tokens_total": count * 81_000},
+                    "resident_blocks": 20_000},
+            "tokens": {"generated_total": count * 2_000 + count % 7 * 100,
+                       "prompt_total": count * 90_000},
+            "latencies": {"ttft_sum_s": count * 2.0, "ttft_count": count * 3,
+                          "itl_sum_s": count * 9.0, "itl_count": count * 300},
+            "prefix": {"query_tokens_total": count * 90_000, "hit_tokens_total": count * 81_000},
+        },
+        "derived": {
+            "coverage": 1.2,
+            "pools": {"budget_bytes": 14e11, "hisparse": pool, "offload": pool,
+                      "pending_bytes": 0, "draining_bytes": 0},
         },
         "levers": levers,
         "policy": {"generation": 1, "mode": "act", "frozen": []},
@@ -83,8 +87,8 @@ def made_up_history(end_unix_s: float) -> Document:
     rows = []
     for back in range(_HISTORY_S, 0, -5):
         passed = float(_HISTORY_S - back)
-        rows.append([end_unix_s - back, *(passed * (1 + at) for at in range(len(COLUMNS)))])
-    return {"columns": ["at_unix_s", *COLUMNS], "rows": rows}
+        rows.append([end_unix_s - back, *(passed * (1 + at) for at in range(len(HISTORY)))])
+    return {"columns": ["at_unix_s", *HISTORY], "rows": rows}
 
 
 def made_up_requests(chance: random.Random) -> Document:

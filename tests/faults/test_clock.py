@@ -392,5 +392,5 @@ async def test_the_status_has_the_new_time_and_no_age_of_hours(node: StateNode) 
     await node.ticks(1)
     status: Any = node.current.status()
     assert status.at_unix_s == node.clock.wall()
-    assert status.observed.engine.report_age_s <= 1.0
+    assert status.observed.report_age_s <= 1.0
     assert node.current.unready() is None

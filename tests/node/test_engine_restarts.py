@@ -375,9 +375,9 @@ def test_too_many_deaths_end_the_daemon_and_the_next_one_knows_the_last_good_val
 
 
 def lent_share(node: ServeProcess) -> float:
-    observed = node.status().observed
-    assert observed is not None
-    pools = observed.pools
+    derived = node.status().derived
+    assert derived is not None
+    pools = derived.pools
     return 100 * pools.offload.capacity_bytes / pools.budget_bytes
 
 

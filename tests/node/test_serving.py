@@ -16,8 +16,9 @@ from serve_process import NotifySocket, ServeProcess, hisparsed, policy_document
 from streaming import CHAT, COMPLETIONS, call, complete, stream, text_of, usage_of
 
 from hisparsed.control.journal.store import FILE_NAME
-from hisparsed.control.status.document import CanaryStatus, Observed
+from hisparsed.control.status.document import CanaryStatus
 from hisparsed.engine.reference.launch import SERVED_MODEL_NAME
+from hisparsed.policy.signals import Snapshot
 
 pytestmark = pytest.mark.engine
 
@@ -140,7 +141,7 @@ def test_a_client_that_goes_away_frees_its_place(node: ServeProcess) -> None:
     until("the call is aborted", lambda: node.running() == 0)
     after = node.status().observed
     assert after is not None
-    generated = after.serving.generated_tokens_total - before.serving.generated_tokens_total
+    generated = after.tokens.generated_total - before.tokens.generated_total
     assert generated < 1000, "the call ran on to its end"
 
 
@@ -167,8 +168,8 @@ def test_status_as_a_page_and_as_json(node: ServeProcess) -> None:
     document = hisparsed("status", "--json", "--socket", str(node.files.socket))
     status = json.loads(document.stdout)
     assert status["node"]["pid"] == node.pid
-    pools = status["observed"]["pools"]
-    assert pools["budget_bytes"] == BUDGET_BLOCKS * pools["host_block_bytes"]
+    pools, geometry = status["derived"]["pools"], status["observed"]["geometry"]
+    assert pools["budget_bytes"] == BUDGET_BLOCKS * geometry["host_block_bytes"]
     capacities = pools["hisparse"]["capacity_bytes"] + pools["offload"]["capacity_bytes"]
     assert capacities == pools["budget_bytes"]
 
@@ -230,7 +231,7 @@ def test_a_policy_that_asks_for_more_offload_moves_blocks_while_a_request_runs(
     def lent() -> int:
         observed = node.status().observed
         assert observed is not None
-        return observed.pools.offload.capacity_blocks
+        return observed.offload.lent_blocks
 
     assert lent() == round(0.2 * BUDGET_BLOCKS)
     text = complete(node.http, LONG_PROMPT, 200)["choices"][0]["text"]
@@ -268,7 +269,7 @@ def ask(node: ServeProcess) -> CanaryStatus:
     return CanaryStatus.model_validate(json.loads(result.stdout))
 
 
-def observed(node: ServeProcess) -> Observed:
+def observed(node: ServeProcess) -> Snapshot:
     found = node.status().observed
     assert found is not None
     return found
@@ -291,7 +292,7 @@ def test_a_node_answers_its_canary_alike_in_every_residency(node: ServeProcess) 
     tick = node.status().loop.tick
     until("another tick", lambda: node.status().loop.tick > tick)
     after = observed(node)
-    assert after.sessions.live <= before.sessions.live
+    assert after.sessions.live_sessions <= before.sessions.live_sessions
     assert after.requests.finished_total == before.requests.finished_total
     assert not node.status().policy.frozen
 
@@ -345,9 +346,9 @@ def test_a_stopped_engine_is_not_ready_and_starves_the_watchdog_until_it_is_cont
         assert control.get("/readyz").status_code == 200
     engine.send_signal(signal.SIGSTOP)
     try:
-        until("reports stop", lambda: node.status().observed.engine.report_age_s > 1.5)  # type: ignore[union-attr]
+        until("reports stop", lambda: node.status().observed.report_age_s > 1.5)  # type: ignore[union-attr]
         hungry = len(notified.having("WATCHDOG"))
-        until("reports are old", lambda: node.status().observed.engine.report_age_s > 4)  # type: ignore[union-attr]
+        until("reports are old", lambda: node.status().observed.report_age_s > 4)  # type: ignore[union-attr]
         assert len(notified.having("WATCHDOG")) == hungry
         with node.control_http() as control:
             unready = control.get("/readyz")

@@ -180,9 +180,9 @@ def answers(http: httpx.Client) -> list[str]:
 
 
 def lent_share(node: ServeProcess) -> float:
-    observed = node.status().observed
-    assert observed is not None
-    pools = observed.pools
+    derived = node.status().derived
+    assert derived is not None
+    pools = derived.pools
     return 100 * pools.offload.capacity_bytes / pools.budget_bytes
 
 

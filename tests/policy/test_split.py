@@ -13,7 +13,8 @@ import pytest
 
 from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
-from hisparsed.policy.memory import Direction, Memory, MoveHistory, served_with
+from hisparsed.policy.memory import Direction, Memory, MoveHistory
+from hisparsed.policy.reach import served_with
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import GhostPoint, Lever
 from hisparsed.policy.split import propose_split

@@ -411,7 +411,7 @@ async def test_an_engine_that_restarts_leaves_gaps_and_no_crash(node: FakeNode) 
             await pilot.press(key)
         at = recorded("status")["at_unix_s"]
         counters = {
-            "observed.serving.generated_tokens_total": 0,
+            "observed.tokens.generated_total": 0,
             "observed.hot.loads_total": 0,
             "at_unix_s": at + 2,
         }

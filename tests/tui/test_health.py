@@ -295,7 +295,7 @@ async def test_the_doctors_page_shows_them(make_app: Callable[..., TopApp]) -> N
 
 def hot(**changes: Any) -> str:
     model = recorded_model()
-    status = status_with({f"observed.hot.{name}": value for name, value in changes.items()})
+    status = status_with({f"observed.{name}": value for name, value in changes.items()})
     model.apply(updates.StatusNews(status), GPU_CONTEXT.now_s)
     return hot_lines(model, 80, GPU_CONTEXT)[0].plain
 
@@ -304,8 +304,10 @@ SAMPLED = {"hits_total": 900, "misses_total": 100, "h2d_bytes_total": 1, "age_s"
 
 
 def test_rare_samples_of_hot_buffers_have_their_age() -> None:
-    assert hot(hits_total=None, sampled=SAMPLED).endswith("misses 10.0% as of 1m15s ago")
+    assert hot(**{"hot.counted": False, "sampled_rows": SAMPLED}).endswith(
+        "misses 10.0% as of 1m15s ago"
+    )
 
 
 def test_rows_that_are_counted_go_before_samples() -> None:
-    assert hot(sampled=SAMPLED) == hot()
+    assert hot(sampled_rows=SAMPLED) == hot()

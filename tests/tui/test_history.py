@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 from recorded_node import recorded
 
-from hisparsed.tui.history import COLUMNS, SPAN_S, History, known, values_of
+from hisparsed.policy.derived import HISTORY
+from hisparsed.tui.history import SPAN_S, History, known, values_of
 
 BEGIN = 1_700_000_000.0
 
 
 def sample(**values: float) -> tuple[float | None, ...]:
-    by_path = {path: values.get(path.replace(".", "_")) for path in COLUMNS}
-    return tuple(by_path.values())
+    """Values by their paths, without the part of the document that they are in."""
+    return tuple(values.get(path.partition(".")[2].replace(".", "_")) for path in HISTORY)
 
 
 def tokens(total: float) -> tuple[float | None, ...]:
-    return sample(serving_generated_tokens_total=total)
+    return sample(tokens_generated_total=total)
 
 
 def test_a_rate_is_a_difference_over_time() -> None:
@@ -75,7 +76,7 @@ def test_memory_is_bounded_and_reaches_back_two_hours() -> None:
 def test_the_past_comes_before_what_is_known_already() -> None:
     document, history = recorded("history"), History()
     newest = document["rows"][-1][0]
-    history.add(newest + 1, values_of(recorded("status")["observed"]))
+    history.add(newest + 1, values_of(recorded("status")))
     history.load(document)
     assert history.newest_s == newest + 1
     assert len(history) == len(document["rows"]) + 1
@@ -99,3 +100,14 @@ def test_what_came_before_a_time_without_samples_is_not_of_now() -> None:
     assert history.latest("tokens", 10) is None
     history.add(BEGIN + 31, tokens(600))
     assert history.newest_s == BEGIN + 31
+
+
+def test_rows_that_a_node_does_not_count_are_gaps_not_zeros() -> None:
+    uncounted = recorded("status")
+    uncounted["observed"]["hot"]["counted"] = False
+    known_rows, unknown = (
+        dict(zip(HISTORY, values_of(one), strict=True)) for one in (recorded("status"), uncounted)
+    )
+    assert known_rows["observed.hot.loads_total"] == 15296
+    assert unknown["observed.hot.loads_total"] is None
+    assert unknown["observed.hot.multiplier"] == 4.0

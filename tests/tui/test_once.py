@@ -106,7 +106,9 @@ def test_the_application_imports_no_engine() -> None:
 PURE = [
     "hisparsed.policy",
     "hisparsed.policy.decisions",
+    "hisparsed.policy.derived",
     "hisparsed.policy.events",
+    "hisparsed.policy.reach",
     "hisparsed.policy.signals",
 ]
 """What the TUI takes of the node's own code: figures and codes."""

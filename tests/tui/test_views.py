@@ -49,7 +49,7 @@ def test_an_overview_of_nothing_is_no_error() -> None:
 
 
 def test_both_targets_are_marked_where_they_differ() -> None:
-    pools = status_with({})["observed"]["pools"]
+    pools = status_with({})["derived"]["pools"]
     budget = pools["budget_bytes"]
     pools["hisparse"]["target_bytes"], pools["offload"]["target_bytes"] = budget // 2, budget // 4
     marks, bar = host_bar(pools, 80, CONTEXT)
@@ -59,19 +59,19 @@ def test_both_targets_are_marked_where_they_differ() -> None:
 
 
 def test_what_moves_has_letters_of_its_own() -> None:
-    pools = status_with({})["observed"]["pools"]
+    pools = status_with({})["derived"]["pools"]
     pools["pending_bytes"] = pools["draining_bytes"] = 2_000_000
     pools["reserve_bytes"] = 1_000_000
     _, bar = host_bar(pools, 100, CONTEXT)
     assert bar.plain.count("P") == bar.plain.count("D") == 4
-    model = with_status({"observed.pools.pending_bytes": 2_000_000})
+    model = with_status({"derived.pools.pending_bytes": 2_000_000})
     assert "P pending 1.91 MiB" in plain(host_lines(model, 100, CONTEXT))
 
 
 def test_low_coverage_is_a_word_too() -> None:
-    low = with_status({"observed.sessions.coverage": 0.4})
+    low = with_status({"derived.coverage": 0.4})
     assert "coverage 0.40 LOW" in plain(host_lines(low, 80, CONTEXT))
-    idle = with_status({"observed.sessions.coverage": None})
+    idle = with_status({"derived.coverage": None})
     assert "coverage nothing idle" in plain(host_lines(idle, 80, CONTEXT))
 
 
@@ -82,10 +82,10 @@ def test_a_gpu_pool_that_is_short_says_so() -> None:
 
 
 def test_the_multiplier_in_force_is_marked_in_the_predicted_curve() -> None:
-    curve = [{"multiplier": m, "misses": 1 / m / 4} for m in (1.0, 1.25, 2.0, 4.0)]
-    model = with_status({"observed.hot.miss_curve": curve, "observed.hot.multiplier": 2.0})
+    curve = [{"multiplier": m, "miss_fraction": 1 / m / 4} for m in (1.0, 1.25, 2.0, 4.0)]
+    model = with_status({"observed.hot.predicted": curve, "observed.hot.multiplier": 2.0})
     assert "predicted 1x 25%  [2x 12%] 4x 6%" in plain(hot_lines(model, 80, CONTEXT))
-    none = with_status({"observed.hot.miss_curve": []})
+    none = with_status({"observed.hot.predicted": []})
     assert "predicted misses: none measured" in plain(hot_lines(none, 80, CONTEXT))
 
 

@@ -22,7 +22,7 @@ def worst_first(models: Iterable[NodeModel]) -> list[NodeModel]:
 
 
 def _order(model: NodeModel) -> tuple[float, float, str]:
-    coverage = number(model.observed, "sessions.coverage")
+    coverage = number(model.derived, "coverage")
     return (-model.severity().rank, coverage if coverage is not None else float("inf"), model.label)
 
 
@@ -79,8 +79,8 @@ class _Column:
     figure: Callable[[NodeModel], str]
 
 
-def _observed(path: str, show: Callable[[float | None], str]) -> Callable[[NodeModel], str]:
-    return lambda model: show(number(model.observed, path))
+def _shown(path: str, show: Callable[[float | None], str]) -> Callable[[NodeModel], str]:
+    return lambda model: show(number(model.status, path))
 
 
 def _latest(
@@ -90,15 +90,15 @@ def _latest(
 
 
 _COLUMNS = (
-    _Column("cover", 7, _observed("sessions.coverage", fmt.ratio)),
-    _Column("run", 6, _observed("requests.running", fmt.whole)),
-    _Column("wait", 6, _observed("requests.waiting", fmt.whole)),
+    _Column("cover", 7, _shown("derived.coverage", fmt.ratio)),
+    _Column("run", 6, _shown("observed.requests.running", fmt.whole)),
+    _Column("wait", 6, _shown("observed.requests.waiting", fmt.whole)),
     _Column("GPU free", 9, _free),
     _Column("tok/s", 8, _latest("tokens", 10, fmt.short)),
     _Column("TTFT", 8, _latest("ttft", 60, fmt.duration)),
     _Column("misses", 8, _latest("miss", 60, lambda share: fmt.percent(share, 1))),
-    _Column("multi", 7, _observed("hot.multiplier", fmt.multiplier)),
-    _Column("host budget", 13, _observed("pools.budget_bytes", fmt.size)),
+    _Column("multi", 7, _shown("observed.hot.multiplier", fmt.multiplier)),
+    _Column("host budget", 13, _shown("derived.pools.budget_bytes", fmt.size)),
     _Column("gen", 5, lambda model: fmt.setting(model.generation)),
 )
 _NARROW = 6

@@ -98,8 +98,8 @@ def _health(model: NodeModel, context: ViewContext) -> Line:
         )
     if not model.observed:
         return line(("the engine has not reported yet; it may be starting", "warn"))
-    age_s, tick_s = number(status, "observed.engine.report_age_s"), number(status, "loop.tick_s")
-    cost_s = number(status, "observed.engine.report_cost_s")
+    age_s, tick_s = number(status, "observed.report_age_s"), number(status, "loop.tick_s")
+    cost_s = number(status, "observed.report_cost_s")
     # Between two status documents the report gets older; that is what an operator asks for.
     if age_s is not None:
         age_s += _since_status(model, context)
@@ -114,7 +114,7 @@ def _health(model: NodeModel, context: ViewContext) -> Line:
     for path, words in (
         ("loop.failed_ticks", "ticks failed"),
         ("loop.failed_applies", "commands refused"),
-        ("observed.engine.failed_reports", "reports failed"),
+        ("loop.failed_reports", "reports failed"),
     ):
         count = number(status, path)
         if count:

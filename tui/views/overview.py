@@ -157,7 +157,7 @@ def _journal_box(model: NodeModel, width: int, height: int, context: ViewContext
 
 
 def _budget(model: NodeModel) -> float | None:
-    return number(model.observed, "pools.budget_bytes")
+    return number(model.derived, "pools.budget_bytes")
 
 
 def _rule(title: str, width: int, context: ViewContext) -> Line:

@@ -51,7 +51,7 @@ def host_bar(pools: Document, width: int, context: ViewContext) -> list[Line]:
 
 def host_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
     """Six lines: bar with targets, a line a pool, what moves, and the live set."""
-    pools, sessions = dig(model.observed, "pools"), dig(model.observed, "sessions")
+    pools = dig(model.derived, "pools")
     if not isinstance(pools, dict):
         return [line(("the engine has not reported yet", "dim"))]
     lines = host_bar(pools, width, context)
@@ -60,7 +60,7 @@ def host_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]
         ("offload", context.glyphs.other_target),
     ):
         lines.append(_pool_line(pools, pool, mark, width))
-    return [*lines, _moving_line(pools, context, width), _live_set_line(sessions, width)]
+    return [*lines, _moving_line(pools, context, width), _live_set_line(model, width)]
 
 
 def host_compact(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
@@ -68,7 +68,7 @@ def host_compact(model: NodeModel, width: int, context: ViewContext) -> list[Lin
     lines = host_lines(model, width, context)
     if len(lines) == 1:
         return lines
-    pools = dig(model.observed, "pools")
+    pools = dig(model.derived, "pools")
     head = f"host budget {fmt.size(number(pools, 'budget_bytes'))}"
     if not lines[0].plain[: len(head) + 1].strip():
         lines[0] = line((head, "title")) + drop(lines[0], len(head))
@@ -109,12 +109,12 @@ def _moving_line(pools: Document, context: ViewContext, width: int) -> Line:
     return ends(moving, legend, width) if width >= 78 else fit(moving, width)
 
 
-def _live_set_line(sessions: object, width: int) -> Line:
-    coverage = number(sessions, "coverage")
+def _live_set_line(model: NodeModel, width: int) -> Line:
+    sessions, coverage = dig(model.observed, "sessions"), number(model.derived, "coverage")
     role = ""
     if coverage is not None:
         role = "bad" if coverage < 0.5 else "warn" if coverage < 1 else "good"
-    live = number(sessions, "live")
+    live = number(sessions, "live_sessions")
     left = line(
         ("sessions ", "dim"),
         (fmt.whole(live), "strong"),
@@ -134,7 +134,8 @@ def gpu_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
     if total is None:
         return [line(("no report yet", "dim"))]
     free = number(gpu, "free_blocks") or 0.0
-    resident, hot = number(gpu, "resident_blocks"), number(gpu, "hot_blocks")
+    resident = number(gpu, "resident_blocks")
+    hot = number(model.observed, "hot.leased_blocks")
     rest = max(0.0, total - free - (resident or 0) - (hot or 0))
     parts = [
         Segment(resident or 0.0, "r", "resident"),
@@ -242,17 +243,18 @@ def hot_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
     tail = line(
         ("misses ", "dim"), (fmt.percent(miss, 1), "strong"), (" in 1m", "dim"),
     )  # fmt: skip
-    if dig(hot, "sampled") is not None and number(hot, "hits_total") is None:
-        tail = _sampled(hot)
+    sampled = dig(model.observed, "sampled_rows")
+    if sampled is not None and dig(hot, "counted") is False:
+        tail = _sampled(sampled)
     return [ends(head, tail, width), _curve_line(model), _h2d_line(model, width, context)]
 
 
-def _sampled(hot: object) -> Line:
+def _sampled(sampled: object) -> Line:
     """What vLLM's own kernels tell, rarely: misses since the start, and how old that is."""
-    hits, misses = number(hot, "sampled.hits_total"), number(hot, "sampled.misses_total")
+    hits, misses = number(sampled, "hits_total"), number(sampled, "misses_total")
     rows = (hits or 0.0) + (misses or 0.0)
     share = misses / rows if misses is not None and rows else None
-    age_s = number(hot, "sampled.age_s")
+    age_s = number(sampled, "age_s")
     age = fmt.UNKNOWN if age_s is None else fmt.whole_duration(age_s)
     return line(
         ("misses ", "dim"), (fmt.percent(share, 1), "strong"), (f" as of {age} ago", "dim"),
@@ -262,8 +264,8 @@ def _sampled(hot: object) -> Line:
 def _curve_line(model: NodeModel) -> Line:
     """Predicted misses at sizes that an operator would think of; the one in force is marked."""
     points = {
-        number(point, "multiplier"): number(point, "misses")
-        for point in items(model.observed, "hot.miss_curve")
+        number(point, "multiplier"): number(point, "miss_fraction")
+        for point in items(model.observed, "hot.predicted")
     }
     if not points:
         return line(("predicted misses: none measured", "dim"))
@@ -312,16 +314,15 @@ def service_lines(model: NodeModel, width: int) -> list[Line]:
         ("prefix hits ", "dim"), (value("prefix", lambda one: fmt.percent(one, 1)), "strong"),
         ("  calls/s ", "dim"), (value("finished", fmt.short), "strong"),
     )  # fmt: skip
-    serving = dig(model.observed, "serving")
     since = line(
-        (f"since start {fmt.duration(number(serving, 'mean_ttft_s'))}", "dim"),
+        (f"since start {fmt.duration(number(model.derived, 'mean_ttft_s'))}", "dim"),
     )  # fmt: skip
     totals = line(
-        (f"{fmt.short(number(serving, 'generated_tokens_total'))} out in all", "dim"),
+        (f"{fmt.short(number(model.observed, 'tokens.generated_total'))} out in all", "dim"),
     )  # fmt: skip
     asked, hit = (
-        number(serving, "prefix_query_tokens_total"),
-        number(serving, "prefix_hit_tokens_total"),
+        number(model.observed, "prefix.query_tokens_total"),
+        number(model.observed, "prefix.hit_tokens_total"),
     )
     over = line((f"{fmt.percent(hit / asked, 1)} in all" if asked and hit else "", "dim"))
     return [ends(latency, since, width), ends(flow, totals, width), ends(prefix, over, width)]

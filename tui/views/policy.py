@@ -65,7 +65,7 @@ def _shown(model: NodeModel, lever: str, value: object) -> str:
     if lever == "multiplier" and isinstance(value, int | float):
         return fmt.multiplier(value)
     if lever == "split" and isinstance(value, int | float):
-        block = number(model.observed, "pools.host_block_bytes")
+        block = number(model.observed, "geometry.host_block_bytes")
         whole = f"{value:,.0f}"
         return f"{whole} ({fmt.size(value * block)})" if block else whole
     return fmt.setting(value)

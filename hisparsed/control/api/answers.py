@@ -50,7 +50,7 @@ class LogLines(_Answer):
 
 class HistoryTable(_Answer):
     columns: list[str]
-    """`at_unix_s`, then paths into `observed` of the status document."""
+    """`at_unix_s`, then paths into the status document."""
     rows: list[list[float | None]]
     """Oldest first."""
 

@@ -14,12 +14,11 @@ from hisparsed.control.status.document import (
     EngineLifeStatus,
     EngineState,
     Lifecycle,
-    Observed,
-    PoolStatus,
     Status,
 )
+from hisparsed.policy.derived import Derived, PoolFigures
 from hisparsed.policy.schema import Mode
-from hisparsed.policy.signals import AdmissionOrder
+from hisparsed.policy.signals import AdmissionOrder, Snapshot
 
 Sample = tuple[tuple[str, ...], float]
 
@@ -35,7 +34,7 @@ class Metric:
     is_counter: bool = False
 
 
-def seen(read: Callable[[Observed], float | None]) -> Callable[[Status], Iterator[Sample]]:
+def seen(read: Callable[[Snapshot], float | None]) -> Callable[[Status], Iterator[Sample]]:
     def samples(status: Status) -> Iterator[Sample]:
         value = read(status.observed) if status.observed is not None else None
         if value is not None:
@@ -44,24 +43,33 @@ def seen(read: Callable[[Observed], float | None]) -> Callable[[Status], Iterato
     return samples
 
 
-def of_pools(read: Callable[[PoolStatus], float]) -> Callable[[Status], Iterator[Sample]]:
+def derived(read: Callable[[Derived], float | None]) -> Callable[[Status], Iterator[Sample]]:
     def samples(status: Status) -> Iterator[Sample]:
-        if status.observed is not None:
-            yield ("hisparse",), read(status.observed.pools.hisparse)
-            yield ("offload",), read(status.observed.pools.offload)
+        value = read(status.derived) if status.derived is not None else None
+        if value is not None:
+            yield (), value
+
+    return samples
+
+
+def of_pools(read: Callable[[PoolFigures], float]) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        if status.derived is not None:
+            yield ("hisparse",), read(status.derived.pools.hisparse)
+            yield ("offload",), read(status.derived.pools.offload)
 
     return samples
 
 
 def ghost_tokens(status: Status) -> Iterator[Sample]:
-    if status.observed is not None:
-        pools = status.observed.pools
+    if status.derived is not None:
+        pools = status.derived.pools
         for name, pool in (("hisparse", pools.hisparse), ("offload", pools.offload)):
             if pool.ghost_tokens_total is not None:
                 yield (name,), pool.ghost_tokens_total
 
 
-def idle_bytes(pool: PoolStatus) -> float:
+def idle_bytes(pool: PoolFigures) -> float:
     return max(0, pool.capacity_bytes - pool.in_use_bytes)
 
 
@@ -74,12 +82,11 @@ def residency(status: Status) -> Iterator[Sample]:
 
 
 def rows(status: Status) -> Iterator[Sample]:
-    if status.observed is not None:
+    if status.observed is not None and status.observed.hot.counted:
         hot = status.observed.hot
-        found = (("resident", hot.resident_total), ("hit", hot.hits_total))
-        for name, total in (*found, ("load", hot.loads_total)):
-            if total is not None:
-                yield (name,), total
+        yield ("resident",), hot.resident_total
+        yield ("hit",), hot.hits_total
+        yield ("load",), hot.loads_total
 
 
 def order(status: Status) -> Iterator[Sample]:

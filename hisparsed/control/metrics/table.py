@@ -12,6 +12,7 @@ from hisparsed.control.metrics.readings import (
     Metric,
     Sample,
     canary_state,
+    derived,
     engine_state,
     ghost_tokens,
     idle_bytes,
@@ -216,7 +217,7 @@ GPU_METRICS: tuple[Metric, ...] = (
         "hisparsed_hot_sample_age_seconds",
         "Age of vLLM's own hot-buffer counters (vllm:hisparse_*), which move once in 2,000 steps; "
         "missing before the first.",
-        seen(lambda o: None if o.hot.sampled is None else o.hot.sampled.age_s),
+        seen(lambda o: None if o.sampled_rows is None else o.sampled_rows.age_s),
     ),
 )
 
@@ -234,12 +235,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "hisparsed_host_budget_bytes",
         "Host memory of both pools together.",
-        seen(lambda o: o.pools.budget_bytes),
+        derived(lambda d: d.pools.budget_bytes),
     ),
     Metric(
         "hisparsed_host_block_bytes",
         "Bytes of one host block, the unit that is lent.",
-        seen(lambda o: o.pools.host_block_bytes),
+        seen(lambda o: o.geometry.host_block_bytes),
     ),
     Metric(
         "hisparsed_pool_target_bytes",
@@ -288,43 +289,43 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "hisparsed_lent_blocks",
         "Host blocks that the offload pool is lent.",
-        seen(lambda o: o.pools.offload.capacity_blocks),
+        seen(lambda o: o.offload.lent_blocks),
     ),
     Metric(
         "hisparsed_pending_bytes",
         "Promised to the offload pool, not yet taken.",
-        seen(lambda o: o.pools.pending_bytes),
+        derived(lambda d: d.pools.pending_bytes),
     ),
     Metric(
         "hisparsed_draining_bytes",
         "Recalled from the offload pool, still busy.",
-        seen(lambda o: o.pools.draining_bytes),
+        derived(lambda d: d.pools.draining_bytes),
     ),
     Metric(
         "hisparsed_reserve_bytes",
         "Host memory that is lent to nobody.",
-        seen(lambda o: o.pools.reserve_bytes),
+        derived(lambda d: d.pools.reserve_bytes),
     ),
     Metric(
         "hisparsed_reserve_target_bytes",
         "Host memory that should be lent to nobody.",
-        seen(lambda o: o.pools.reserve_target_bytes),
+        derived(lambda d: d.pools.reserve_target_bytes),
     ),
     Metric(
         "hisparsed_released_bytes",
         "Memory of the reserve that the operating system has back.",
-        seen(lambda o: o.pools.released_bytes),
+        seen(lambda o: o.reserve.released_bytes),
     ),
     Metric(
         "hisparsed_given_back_blocks_total",
         "Host blocks that came back at once because nothing ran for want of them.",
-        seen(lambda o: o.engine.given_back_blocks_total),
+        seen(lambda o: o.ledger.given_back_blocks_total),
         is_counter=True,
     ),
     Metric(
         "hisparsed_ledger_violations_total",
         "Broken invariants of the host ledger; all levers are frozen after one.",
-        seen(lambda o: o.engine.ledger_violations_total),
+        seen(lambda o: o.ledger.violations_total),
         is_counter=True,
     ),
     Metric(
@@ -335,12 +336,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "hisparsed_live_sessions",
         "Sessions that are likely to come back.",
-        seen(lambda o: o.sessions.live),
+        seen(lambda o: o.sessions.live_sessions),
     ),
     Metric(
         "hisparsed_coverage_ratio",
         "Smaller reach / idle live set; missing while nothing idle is live.",
-        seen(lambda o: o.sessions.coverage),
+        derived(lambda d: d.coverage),
     ),
     Metric(
         "hisparsed_multiplier_ratio",
@@ -440,25 +441,25 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "hisparsed_hot_references_total",
         "Rows that the indexer selected.",
-        seen(lambda o: o.hot.references_total),
+        seen(lambda o: o.hot.references_total if o.hot.counted else None),
         is_counter=True,
     ),
     Metric(
         "hisparsed_h2d_bytes_total",
         "Bytes that missed rows moved from host to GPU.",
-        seen(lambda o: o.hot.h2d_bytes_total),
+        seen(lambda o: o.hot.h2d_bytes_total if o.hot.counted else None),
         is_counter=True,
     ),
     Metric(
         "hisparsed_prefix_query_tokens_total",
         "Prompt tokens looked up in the prefix caches.",
-        seen(lambda o: o.serving.prefix_query_tokens_total),
+        seen(lambda o: o.prefix.query_tokens_total),
         is_counter=True,
     ),
     Metric(
         "hisparsed_prefix_hit_tokens_total",
         "Prompt tokens found on the GPU or brought back from the host pools.",
-        seen(lambda o: o.serving.prefix_hit_tokens_total),
+        seen(lambda o: o.prefix.hit_tokens_total),
         is_counter=True,
     ),
     Metric(
@@ -531,17 +532,17 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "hisparsed_report_age_seconds",
         "Since the engine last reported.",
-        seen(lambda o: o.engine.report_age_s),
+        seen(lambda o: o.report_age_s),
     ),
     Metric(
         "hisparsed_report_cost_seconds",
         "Engine-thread time that the last report took.",
-        seen(lambda o: o.engine.report_cost_s),
+        seen(lambda o: o.report_cost_s),
     ),
     Metric(
         "hisparsed_report_failures_total",
         "Reports that the engine did not give.",
-        seen(lambda o: o.engine.failed_reports),
+        lambda s: [((), s.loop.failed_reports)],
         is_counter=True,
     ),
     Metric(

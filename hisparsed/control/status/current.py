@@ -8,7 +8,7 @@ have the past.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hisparsed.control.events import Broadcast, Message
 from hisparsed.control.holds import Overrides
@@ -16,41 +16,26 @@ from hisparsed.control.journal.journal import Journal
 from hisparsed.control.journal.records import TickRecord, view_tick
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.status.document import (
-    AdmissionStatus,
     BackgroundStatus,
     CanaryStatus,
     DoctorStatus,
     EngineLifeStatus,
     EngineState,
-    EngineStatus,
-    GpuStatus,
-    HotStatus,
     JournalStatus,
     LeverStatus,
     Lifecycle,
     LoopStatus,
-    MissCurvePoint,
     NodeInfo,
-    Observed,
     PolicyStatus,
-    PoolsStatus,
-    PoolStatus,
-    RequestsStatus,
-    SampledRowsStatus,
     ScheduleStatus,
-    ServingStatus,
-    SessionsStatus,
     Status,
-    WatermarkStatus,
 )
 from hisparsed.engine.gpus import GpusStatus
-from hisparsed.policy.bounds import step_blocks
 from hisparsed.policy.decisions import Decision, Reason
+from hisparsed.policy.derived import derive
 from hisparsed.policy.keys import PendingRestart
-from hisparsed.policy.memory import served_with
-from hisparsed.policy.reach import live_load, reach_now
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Geometry, GhostPoint, Lever, Snapshot
+from hisparsed.policy.signals import Lever, Snapshot
 
 
 def schedule_statuses(source: PolicySource) -> list[ScheduleStatus]:
@@ -59,134 +44,6 @@ def schedule_statuses(source: PolicySource) -> list[ScheduleStatus]:
         ScheduleStatus(name=entry.name, active=index in active)
         for index, entry in enumerate(source.active.value.schedules)
     ]
-
-
-GHOST_STEP = 0.01
-"""Share of the budget for which status and metrics show what ghost lists foretell."""
-
-
-def observed_status(snapshot: Snapshot, *, failed_reports: int) -> Observed:
-    admission, requests, hot = snapshot.admission, snapshot.requests, snapshot.hot
-    counted, sampled, latencies = hot.counted, snapshot.sampled_rows, snapshot.latencies
-    ledger = snapshot.ledger
-    return Observed(
-        engine=EngineStatus(
-            report_age_s=snapshot.report_age_s,
-            report_cost_s=snapshot.report_cost_s,
-            failed_reports=failed_reports,
-            steps=snapshot.progress.steps_total if snapshot.progress is not None else 0,
-            ledger_violations=[f"{one.rule}: {one.sentence}" for one in ledger.violations],
-            ledger_violations_total=ledger.violations_total,
-            given_back_blocks_total=ledger.given_back_blocks_total,
-        ),
-        pools=pools_status(snapshot),
-        sessions=_sessions(snapshot),
-        requests=RequestsStatus(
-            running=requests.running,
-            waiting=requests.waiting,
-            held_back=requests.held_back or 0,
-            full=requests.full,
-            mixed=requests.mixed,
-            none=requests.none,
-            preemptions_total=requests.preemptions_total,
-            finished_total=requests.finished_total,
-            oldest_wait_s=requests.oldest_wait_s,
-            refused_total=requests.refused_total,
-            stalls_total=requests.stalls_total,
-            stalls_resolved_total=requests.stalls_resolved_total,
-            stalls_given_up_total=requests.stalls_given_up_total,
-        ),
-        hot=HotStatus(
-            multiplier=hot.multiplier,
-            lease_blocks=hot.lease_blocks,
-            leased_requests=hot.leased_requests,
-            leased_blocks=hot.leased_blocks,
-            references_total=hot.references_total if counted else None,
-            resident_total=hot.resident_total if counted else None,
-            hits_total=hot.hits_total if counted else None,
-            loads_total=hot.loads_total if counted else None,
-            h2d_bytes_total=hot.h2d_bytes_total if counted else None,
-            miss_curve=[
-                MissCurvePoint(multiplier=one.multiplier, misses=one.miss_fraction)
-                for one in hot.predicted
-            ],
-            individual_leases=hot.individual_leases,
-            sampled=SampledRowsStatus(
-                hits_total=sampled.hits_total,
-                misses_total=sampled.misses_total,
-                h2d_bytes_total=sampled.h2d_bytes_total,
-                age_s=sampled.age_s,
-            )
-            if sampled is not None
-            else None,
-        ),
-        gpu=GpuStatus(
-            total_blocks=snapshot.gpu.total_blocks,
-            free_blocks=snapshot.gpu.free_blocks,
-            resident_blocks=snapshot.gpu.resident_blocks,
-            hot_blocks=hot.leased_blocks,
-            waiting_for_blocks=snapshot.gpu.waiting_for_blocks,
-            head_need_blocks=snapshot.gpu.head_need_blocks,
-        ),
-        admission=AdmissionStatus(
-            order=admission.order,
-            ageing_s=admission.ageing_s,
-            max_running=admission.max_running,
-            max_waiting_sessions=admission.max_waiting_sessions,
-            retry_after_s=admission.retry_after_s,
-        ),
-        watermark=WatermarkStatus(
-            blocks=snapshot.watermark.blocks, is_default=snapshot.watermark.is_default
-        ),
-        serving=ServingStatus(
-            prompt_tokens_total=snapshot.tokens.prompt_total,
-            generated_tokens_total=snapshot.tokens.generated_total,
-            prefix_query_tokens_total=snapshot.prefix.query_tokens_total,
-            prefix_hit_tokens_total=snapshot.prefix.hit_tokens_total,
-            mean_ttft_s=_mean(latencies.ttft_sum_s, latencies.ttft_count),
-            mean_itl_s=_mean(latencies.itl_sum_s, latencies.itl_count),
-            ttft_sum_s=latencies.ttft_sum_s,
-            ttft_count=latencies.ttft_count,
-            itl_sum_s=latencies.itl_sum_s,
-            itl_count=latencies.itl_count,
-        ),
-    )
-
-
-def pools_status(snapshot: Snapshot) -> PoolsStatus:
-    """Both pools in bytes. A stored chunk counts with all its copies and padding."""
-    geometry, hisparse, offload = snapshot.geometry, snapshot.hisparse, snapshot.offload
-    block, reach = geometry.host_block_bytes, reach_now(snapshot)
-    chunk = geometry.offload_chunk_bytes * geometry.offload_copies
-    return PoolsStatus(
-        budget_bytes=geometry.budget_blocks * block,
-        host_block_bytes=block,
-        hisparse=PoolStatus(
-            target_bytes=hisparse.target_blocks * block,
-            capacity_bytes=hisparse.capacity_blocks * block,
-            in_use_bytes=hisparse.in_use_blocks * block,
-            cached_bytes=hisparse.cached_blocks * block,
-            reach_tokens=reach.hisparse_tokens,
-            target_blocks=hisparse.target_blocks,
-            capacity_blocks=hisparse.capacity_blocks,
-            ghost_tokens_total=_ghost_tokens(snapshot.geometry, hisparse.ghost),
-        ),
-        offload=PoolStatus(
-            target_bytes=offload.target_blocks * block,
-            capacity_bytes=offload.lent_blocks * block,
-            in_use_bytes=offload.in_use_chunks * chunk,
-            cached_bytes=max(0, offload.stored_chunks - offload.in_use_chunks) * chunk,
-            reach_tokens=reach.offload_tokens,
-            target_blocks=offload.target_blocks,
-            capacity_blocks=offload.lent_blocks,
-            ghost_tokens_total=_ghost_tokens(snapshot.geometry, offload.ghost),
-        ),
-        pending_bytes=snapshot.pending_blocks * block,
-        draining_bytes=snapshot.draining_blocks * block,
-        reserve_bytes=snapshot.reserve.blocks * block,
-        reserve_target_bytes=snapshot.reserve.target_blocks * block,
-        released_bytes=snapshot.reserve.released_bytes,
-    )
 
 
 def lever_statuses(
@@ -206,26 +63,6 @@ def lever_statuses(
         )
         for one in decision.levers
     ]
-
-
-def _sessions(snapshot: Snapshot) -> SessionsStatus:
-    reach = reach_now(snapshot)
-    load = live_load(snapshot, reach)
-    return SessionsStatus(
-        live=snapshot.sessions.live_sessions,
-        live_set_tokens=snapshot.sessions.live_set_tokens,
-        min_reach_tokens=reach.min_tokens,
-        coverage=1 / load if load > 0 else None,
-    )
-
-
-def _ghost_tokens(geometry: Geometry, points: tuple[GhostPoint, ...]) -> int | None:
-    tokens = served_with(points, step_blocks(geometry, GHOST_STEP))
-    return None if tokens is None else int(tokens)
-
-
-def _mean(total: float, count: int) -> float | None:
-    return total / count if count else None
 
 
 _EVENTS_SHOWN = 5
@@ -372,6 +209,7 @@ class CurrentStatus:
             node=self.node,
             lifecycle=self.lifecycle,
             observed=self._observed(last) if last is not None else None,
+            derived=derive(last.record.snapshot) if last is not None else None,
             levers=lever_statuses(last.policy, last.record.decision, frozen) if last else [],
             policy=PolicyStatus(
                 path=str(active.path),
@@ -391,6 +229,7 @@ class CurrentStatus:
                 tick_s=self._source.in_force.policy.tick,
                 last_tick_s=last.tick_s if last else 0.0,
                 late_ticks=self.counters.late_ticks,
+                failed_reports=self.counters.failed_reports,
                 failed_applies=self.counters.failed_applies,
                 failed_ticks=self.counters.failed_ticks,
             ),
@@ -412,10 +251,6 @@ class CurrentStatus:
             background=self._sources.background(),
         )
 
-    def _observed(self, last: TickOutcome) -> Observed:
-        observed = observed_status(
-            last.record.snapshot, failed_reports=self.counters.failed_reports
-        )
+    def _observed(self, last: TickOutcome) -> Snapshot:
         age_s = self._clock() - last.reported_at_s
-        engine = observed.engine.model_copy(update={"report_age_s": age_s})
-        return observed.model_copy(update={"engine": engine})
+        return replace(last.record.snapshot, report_age_s=age_s, requests_hot=())

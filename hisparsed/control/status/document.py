@@ -1,24 +1,25 @@
 """The status document: one node at one moment, for the API, the command line and the terminal view.
 
 Models without behaviour. Bytes are bytes, times are seconds, ``None`` is not known yet.
-``observed`` is what the running engine reports; ``engine`` is the life of engines, which the
-supervisor fills; ``doctor`` is what the checks of the machine found.
+``observed`` is the snapshot of the last tick, ``derived`` what follows from it; ``engine`` is the
+life of engines, which the supervisor fills; ``doctor`` is what the checks of the machine found.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from hisparsed.control.journal.records import EventView
 from hisparsed.engine.gpus import GpusStatus
 from hisparsed.engine.messages import Residency
 from hisparsed.policy.decisions import Reason
+from hisparsed.policy.derived import Derived
 from hisparsed.policy.keys import PendingRestart
 from hisparsed.policy.schedules import Override
 from hisparsed.policy.schema import Mode
-from hisparsed.policy.signals import AdmissionOrder, Lever
+from hisparsed.policy.signals import Lever, Snapshot
 
 
 class Severity(StrEnum):
@@ -148,154 +149,6 @@ class NodeInfo(_Part):
     started_unix_s: float
 
 
-class EngineStatus(_Part):
-    report_age_s: float
-    report_cost_s: float
-    """Engine-thread time that the last report took."""
-    failed_reports: int
-    steps: int
-    ledger_violations: list[str] = Field(default_factory=list)
-    """Broken invariants of the host ledger, each with its figures; while any is there, no block
-    moves."""
-    ledger_violations_total: int = 0
-    given_back_blocks_total: int = 0
-    """Blocks that came back at once because nothing ran for want of them."""
-
-
-class PoolStatus(_Part):
-    """One host pool. ``target`` is what the policy set, ``capacity`` what it owns now."""
-
-    target_bytes: int
-    capacity_bytes: int
-    in_use_bytes: int
-    cached_bytes: int
-    """Idle, but a reusable prefix."""
-    reach_tokens: int
-    target_blocks: int
-    capacity_blocks: int
-    ghost_tokens_total: int | None = None
-    """Tokens that 1 % of the budget more would have served; ``None`` without a ghost list."""
-
-
-class PoolsStatus(_Part):
-    budget_bytes: int
-    host_block_bytes: int
-    hisparse: PoolStatus
-    offload: PoolStatus
-    pending_bytes: int
-    """Promised to the offload pool, not yet taken."""
-    draining_bytes: int
-    """Recalled from the offload pool, still busy."""
-    reserve_bytes: int = 0
-    """Lent to nobody."""
-    reserve_target_bytes: int = 0
-    released_bytes: int = 0
-    """Memory of the reserve that the operating system has back."""
-
-
-class SessionsStatus(_Part):
-    live: int
-    live_set_tokens: int
-    min_reach_tokens: int
-    coverage: float | None
-    """Smaller reach / idle live set; ``None`` when nothing idle is live."""
-
-
-class RequestsStatus(_Part):
-    """Residency counts are of running requests."""
-
-    running: int
-    waiting: int
-    held_back: int
-    full: int
-    mixed: int
-    none: int
-    preemptions_total: int
-    finished_total: int
-    oldest_wait_s: float | None = None
-    """``None`` while none waits."""
-    refused_total: int | None = None
-    """Calls that an admission limit refused; ``None`` where nobody counts them."""
-    stalls_total: int = 0
-    stalls_resolved_total: int = 0
-    stalls_given_up_total: int = 0
-
-
-class SampledRowsStatus(_Part):
-    """vLLM's own counters of one GPU, which move once in 2,000 steps of its workers."""
-
-    hits_total: int
-    misses_total: int
-    h2d_bytes_total: int
-    age_s: float
-    """Since the last sample; nothing is known of this time."""
-
-
-class MissCurvePoint(_Part):
-    """At ``multiplier``, ``misses`` of the distinct host-backed rows of a step are loaded."""
-
-    multiplier: float
-    misses: float
-
-
-class HotStatus(_Part):
-    """Totals are ``None`` where the node's workers count no rows at each step."""
-
-    multiplier: float
-    lease_blocks: int
-    leased_requests: int
-    leased_blocks: int
-    references_total: int | None
-    resident_total: int | None
-    hits_total: int | None
-    loads_total: int | None
-    h2d_bytes_total: int | None
-    miss_curve: list[MissCurvePoint]
-    """Predicted misses by multiplier; empty where the node does not measure them."""
-    individual_leases: int = 0
-    """Running requests whose lease is not the multiplier's."""
-    sampled: SampledRowsStatus | None = None
-    """``None`` before vLLM's first sample, and where its workers take none."""
-
-
-class GpuStatus(_Part):
-    """``free`` includes blocks that only hold a reusable prefix; the rest is indexer pages."""
-
-    total_blocks: int
-    free_blocks: int
-    resident_blocks: int
-    hot_blocks: int
-    waiting_for_blocks: bool
-    head_need_blocks: int | None = None
-    """What the head of the queue was last refused for; ``None`` where nothing was."""
-
-
-class AdmissionStatus(_Part):
-    order: AdmissionOrder
-    ageing_s: float
-    max_running: int
-    max_waiting_sessions: int | None
-    retry_after_s: float
-
-
-class WatermarkStatus(_Part):
-    blocks: int
-    is_default: bool
-
-
-class ServingStatus(_Part):
-    prompt_tokens_total: int
-    generated_tokens_total: int
-    prefix_query_tokens_total: int
-    prefix_hit_tokens_total: int
-    mean_ttft_s: float | None
-    mean_itl_s: float | None
-    ttft_sum_s: float
-    ttft_count: int
-    itl_sum_s: float
-    itl_count: int
-
-
 class LeverStatus(_Part):
     """The last decision on one lever."""
 
@@ -343,6 +196,8 @@ class LoopStatus(_Part):
     failed_applies: int
     failed_ticks: int
     """Ticks that a mistake of the daemon ended early."""
+    failed_reports: int = 0
+    """Reports that the engine did not give."""
 
 
 class JournalStatus(_Part):
@@ -405,20 +260,6 @@ class CanaryStatus(_Part):
     """The file of the last mismatch."""
 
 
-class Observed(_Part):
-    """What the last report said; missing before the first."""
-
-    engine: EngineStatus
-    pools: PoolsStatus
-    sessions: SessionsStatus
-    requests: RequestsStatus
-    hot: HotStatus
-    gpu: GpuStatus
-    admission: AdmissionStatus
-    watermark: WatermarkStatus
-    serving: ServingStatus
-
-
 class BackgroundStatus(_Part):
     """One task of the daemon, such as the file watch."""
 
@@ -430,11 +271,15 @@ class BackgroundStatus(_Part):
 
 
 class Status(_Part):
-    schema_version: int = 1
+    schema_version: int = 2
     at_unix_s: float
     node: NodeInfo
     lifecycle: Lifecycle
-    observed: Observed | None
+    observed: Snapshot | None
+    """The last tick's snapshot without the hot buffers of single requests; ``None`` before the
+    first report. ``report_age_s`` is of now."""
+    derived: Derived | None = None
+    """What follows from ``observed``."""
     levers: list[LeverStatus]
     policy: PolicyStatus
     loop: LoopStatus

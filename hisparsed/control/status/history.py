@@ -8,54 +8,40 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 from hisparsed.control.live_policy import LEAST_JUMP_S
-from hisparsed.control.status.current import TickOutcome, observed_status
-from hisparsed.control.status.document import Observed
+from hisparsed.control.status.current import TickOutcome
+from hisparsed.policy.derived import HISTORY, HOT_ROWS, Derived, derive
+from hisparsed.policy.signals import Snapshot
 
 FINE_S = 1.0
 FINE_SPAN_S = 300.0
 COARSE_S = 5.0
 SPAN_S = 7_200.0
 
-COLUMNS = (
-    "pools.hisparse.in_use_bytes",
-    "pools.hisparse.cached_bytes",
-    "pools.hisparse.capacity_bytes",
-    "pools.hisparse.reach_tokens",
-    "pools.offload.in_use_bytes",
-    "pools.offload.cached_bytes",
-    "pools.offload.capacity_bytes",
-    "pools.offload.reach_tokens",
-    "sessions.live_set_tokens",
-    "sessions.coverage",
-    "requests.running",
-    "requests.waiting",
-    "requests.preemptions_total",
-    "requests.finished_total",
-    "gpu.free_blocks",
-    "gpu.total_blocks",
-    "hot.multiplier",
-    "hot.references_total",
-    "hot.resident_total",
-    "hot.hits_total",
-    "hot.loads_total",
-    "hot.h2d_bytes_total",
-    "serving.prompt_tokens_total",
-    "serving.generated_tokens_total",
-    "serving.prefix_query_tokens_total",
-    "serving.prefix_hit_tokens_total",
-    "serving.ttft_sum_s",
-    "serving.ttft_count",
-    "serving.itl_sum_s",
-    "serving.itl_count",
-)
-"""Paths into ``observed`` of the status document; each row also begins with its time."""
-
 Row = tuple[float | None, ...]
-_take: Callable[[Observed], Row] = attrgetter(*COLUMNS)
+_take: Callable[[Any], Row] = attrgetter(*HISTORY)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The two parts of the status document that history is taken from."""
+
+    observed: Snapshot
+    derived: Derived
+
+
+def row_of(snapshot: Snapshot) -> Row:
+    """The columns ``HISTORY`` of one tick."""
+    row = _take(_Shown(snapshot, derive(snapshot)))
+    if snapshot.hot.counted:
+        return row
+    return tuple(
+        None if name in HOT_ROWS else value for name, value in zip(HISTORY, row, strict=True)
+    )
 
 
 class History:
@@ -73,8 +59,7 @@ class History:
         self._follow_clock(at_unix_s, at_unix_s - outcome.record.snapshot.at_s)
         if not _due(self._fine, at_unix_s, FINE_S):
             return
-        observed = observed_status(outcome.record.snapshot, failed_reports=0)
-        row = (at_unix_s, *_take(observed))
+        row = (at_unix_s, *row_of(outcome.record.snapshot))
         self._fine.append(row)
         if _due(self._coarse, at_unix_s, COARSE_S):
             self._coarse.append(row)
@@ -97,7 +82,7 @@ class History:
         fine_from = _time(self._fine[0]) if self._fine else 0.0
         rows = [row for row in self._coarse if begin <= _time(row) < fine_from]
         rows += [row for row in self._fine if _time(row) >= begin]
-        return {"columns": ["at_unix_s", *COLUMNS], "rows": rows}
+        return {"columns": ["at_unix_s", *HISTORY], "rows": rows}
 
 
 def _due(ring: deque[Row], at_unix_s: float, step_s: float) -> bool:

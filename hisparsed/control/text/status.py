@@ -17,17 +17,14 @@ from hisparsed.control.status.document import (
     DoctorStatus,
     EngineLifeStatus,
     EngineState,
-    HotStatus,
     LeverStatus,
-    Observed,
     PolicyStatus,
-    PoolsStatus,
-    PoolStatus,
-    RequestsStatus,
     Status,
 )
 from hisparsed.engine.gpus import GpusStatus
+from hisparsed.policy.derived import Derived, PoolFigures, Pools
 from hisparsed.policy.schedules import Scalar
+from hisparsed.policy.signals import HotBuffers, Requests, Reserve, SampledRows, Snapshot
 from hisparsed.policy.units import counted, format_bytes, format_duration, format_fraction
 
 
@@ -94,10 +91,10 @@ def _lines(status: Status, width: int) -> Iterator[str]:
     yield f"api        {node.api_url}"
     if status.stalled is not None:
         yield f"  STALLED  {status.stalled}"
-    if status.observed is None:
+    if status.observed is None or status.derived is None:
         yield "report     none of the engine yet"
     else:
-        yield from _observed(status.observed, status, width)
+        yield from _observed(status.observed, status.derived, status, width)
     if status.gpus is not None:
         yield f"gpus       {_gpus(status.gpus)}"
     yield from _policy(status.policy, status.levers)
@@ -118,25 +115,26 @@ def _lines(status: Status, width: int) -> Iterator[str]:
         yield f"event      {clock_text(event.at_unix_s)} {first}{' ...' if more else ''}"
 
 
-def _observed(observed: Observed, status: Status, width: int) -> Iterator[str]:
-    engine, loop = observed.engine, status.loop
+def _observed(observed: Snapshot, derived: Derived, status: Status, width: int) -> Iterator[str]:
+    loop = status.loop
     yield (
-        f"report     {format_duration(round(engine.report_age_s, 2))} ago, cost "
-        f"{format_duration(round(engine.report_cost_s, 6))}, {engine.failed_reports} failed; tick "
+        f"report     {format_duration(round(observed.report_age_s, 2))} ago, cost "
+        f"{format_duration(round(observed.report_cost_s, 6))}, {loop.failed_reports} failed; tick "
         f"{loop.tick} took {format_duration(round(loop.last_tick_s, 3))}, {loop.late_ticks} left "
         "out"
     )
     if loop.failed_applies or loop.failed_ticks:
         refused = f"{counted(loop.failed_applies, 'command')} refused"
         yield f"  TROUBLE  {refused}, {counted(loop.failed_ticks, 'tick')} failed"
-    for broken in engine.ledger_violations:
-        yield f"  BROKEN   host ledger, levers frozen: {broken}"
-    yield from _pools(observed.pools, width)
+    for one in observed.ledger.violations:
+        yield f"  BROKEN   host ledger, levers frozen: {one.rule}: {one.sentence}"
+    yield from _pools(derived.pools, observed.reserve, width)
     requests = observed.requests
     yield (
         f"requests   {requests.running} running ({requests.full} full, {requests.mixed} mixed, "
-        f"{requests.none} no residency), {requests.waiting} waiting, {requests.held_back} held "
-        f"back, {requests.preemptions_total} preempted, {requests.finished_total} finished"
+        f"{requests.none} no residency), {requests.waiting} waiting, "
+        f"{requests.held_back or 0} held back, {requests.preemptions_total} preempted, "
+        f"{requests.finished_total} finished"
         f"{_waits(requests)}"
     )
     if requests.stalls_total:
@@ -146,17 +144,18 @@ def _observed(observed: Observed, status: Status, width: int) -> Iterator[str]:
         )
     sessions = observed.sessions
     coverage = "nothing idle"
-    if sessions.coverage is not None:
-        coverage = f"coverage {sessions.coverage:.2f}"
+    if derived.coverage is not None:
+        coverage = f"coverage {derived.coverage:.2f}"
     yield (
-        f"sessions   {sessions.live} live, live set {sessions.live_set_tokens:,} tokens, {coverage}"
+        f"sessions   {sessions.live_sessions} live, live set "
+        f"{sessions.live_set_tokens:,} tokens, {coverage}"
     )
     gpu = observed.gpu
     short = "; requests wait for blocks" if gpu.waiting_for_blocks else ""
     if gpu.head_need_blocks is not None:
         short += f"; the next one needs {gpu.head_need_blocks:,}"
     yield f"gpu        {gpu.free_blocks:,} of {gpu.total_blocks:,} blocks free{short}"
-    yield f"hot        {_hot(observed.hot)}"
+    yield f"hot        {_hot(observed.hot, observed.sampled_rows)}"
     admission = observed.admission
     waiting = (
         ""
@@ -167,16 +166,16 @@ def _observed(observed: Observed, status: Status, width: int) -> Iterator[str]:
         f"admission  {admission.order}, ageing {format_duration(admission.ageing_s)}, at most "
         f"{admission.max_running} running{waiting}"
     )
-    serving = observed.serving
-    asked, hit = serving.prefix_query_tokens_total, serving.prefix_hit_tokens_total
+    tokens = observed.tokens
+    asked, hit = observed.prefix.query_tokens_total, observed.prefix.hit_tokens_total
     share = f" ({format_fraction(round(hit / asked, 3))})" if asked else ""
     yield (
-        f"tokens     {serving.prompt_tokens_total:,} in, {serving.generated_tokens_total:,} out, "
+        f"tokens     {tokens.prompt_total:,} in, {tokens.generated_total:,} out, "
         f"{hit:,} from prefixes{share}"
     )
 
 
-def _waits(requests: RequestsStatus) -> str:
+def _waits(requests: Requests) -> str:
     words = ""
     if requests.oldest_wait_s is not None:
         words += f", the oldest waits {format_duration(round(requests.oldest_wait_s))}"
@@ -185,7 +184,7 @@ def _waits(requests: RequestsStatus) -> str:
     return words
 
 
-def _pools(pools: PoolsStatus, width: int) -> Iterator[str]:
+def _pools(pools: Pools, reserve: Reserve, width: int) -> Iterator[str]:
     yield (
         f"pools      {format_bytes(pools.budget_bytes)} host budget, pending "
         f"{format_bytes(pools.pending_bytes)}, draining {format_bytes(pools.draining_bytes)}"
@@ -207,17 +206,17 @@ def _pools(pools: PoolsStatus, width: int) -> Iterator[str]:
         yield (
             f"  reserve  {format_bytes(pools.reserve_bytes)}, target "
             f"{format_bytes(pools.reserve_target_bytes)}, "
-            f"{format_bytes(pools.released_bytes)} given back to the system"
+            f"{format_bytes(reserve.released_bytes)} given back to the system"
         )
 
 
-def _pool(pool: PoolStatus) -> str:
+def _pool(pool: PoolFigures) -> str:
     moves = pool.target_bytes != pool.capacity_bytes
     target = f", target {format_bytes(pool.target_bytes)}" if moves else ""
     return f"{format_bytes(pool.capacity_bytes)}{target}, reach {pool.reach_tokens:,} tokens"
 
 
-def bar(pool: PoolStatus, cells: int = _BAR_CELLS) -> str:
+def bar(pool: PoolFigures, cells: int = _BAR_CELLS) -> str:
     """In use, reusable prefix and free of a pool's capacity; what is not zero shows."""
     capacity = max(1, pool.capacity_bytes)
     in_use = _cells(pool.in_use_bytes / capacity, cells)
@@ -229,25 +228,25 @@ def _cells(share: float, cells: int) -> int:
     return min(cells, max(round(share * cells), 1 if share > 0 else 0))
 
 
-def _hot(hot: HotStatus) -> str:
+def _hot(hot: HotBuffers, sampled: SampledRows | None) -> str:
     own = f", {hot.individual_leases} of them by their own misses" if hot.individual_leases else ""
     leases = (
         f"{counted(hot.leased_blocks, 'block')} leased by {counted(hot.leased_requests, 'request')}"
     )
     blocks = counted(hot.lease_blocks, "block")
-    return f"{hot.multiplier:g}x for the next lease ({blocks} a group), {leases}{own}{_rows(hot)}"
+    next_lease = f"{hot.multiplier:g}x for the next lease ({blocks} a group)"
+    return f"{next_lease}, {leases}{own}{_rows(hot, sampled)}"
 
 
-def _rows(hot: HotStatus) -> str:
+def _rows(hot: HotBuffers, sampled: SampledRows | None) -> str:
     """Hits and bytes so far; vLLM's own counters with their age where the node counts none."""
     hits, loads, loaded = hot.hits_total, hot.loads_total, hot.h2d_bytes_total
     age = ""
-    if hits is None and hot.sampled is not None:
-        sampled = hot.sampled
+    if not hot.counted:
+        if sampled is None:
+            return ""
         hits, loads, loaded = sampled.hits_total, sampled.misses_total, sampled.h2d_bytes_total
         age = f" as of {sampled.age_s:.0f}s ago"
-    if hits is None or loads is None or loaded is None:
-        return ""
     rows = hits + loads
     share = f", {format_fraction(round(hits / rows, 3))} hits" if rows else ""
     return f"{share}, {format_bytes(loaded)} loaded{age}"

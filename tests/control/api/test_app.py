@@ -47,16 +47,17 @@ async def test_status_of_a_running_node(node: Any, http: httpx.AsyncClient) -> N
     await node.ticks(1)
     node.clock.now_s += 1
     status = Status.model_validate((await http.get("/v1/status")).json())
-    observed = status.observed
+    observed, derived = status.observed, status.derived
     assert observed is not None
+    assert derived is not None
     block = 16 * 5_120
-    assert observed.pools.hisparse.capacity_bytes == 900 * block
-    assert observed.pools.offload.capacity_bytes == 100 * block
-    assert observed.pools.offload.in_use_bytes == 10 * 16 * 256
-    assert observed.pools.hisparse.reach_tokens == 900 * 16
-    assert observed.engine.report_age_s == 2.0
-    assert observed.serving.mean_ttft_s == 0.75
-    assert observed.serving.mean_itl_s is None
+    assert derived.pools.hisparse.capacity_bytes == 900 * block
+    assert derived.pools.offload.capacity_bytes == 100 * block
+    assert derived.pools.offload.in_use_bytes == 10 * 16 * 256
+    assert derived.pools.hisparse.reach_tokens == 900 * 16
+    assert observed.report_age_s == 2.0
+    assert derived.mean_ttft_s == 0.75
+    assert derived.mean_itl_s is None
     assert observed.requests.mixed == 1
     assert (await http.get("/readyz")).status_code == 200
 

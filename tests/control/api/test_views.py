@@ -16,9 +16,10 @@ import pytest
 
 from hisparsed.control.api.app import ControlApi
 from hisparsed.control.api.views import ApiViews
-from hisparsed.control.status.history import COARSE_S, COLUMNS, FINE_S, FINE_SPAN_S, SPAN_S, History
+from hisparsed.control.status.history import COARSE_S, FINE_S, FINE_SPAN_S, SPAN_S, History
 from hisparsed.engine.messages import RequestRow, RequestTable
 from hisparsed.logs.ring import LogRing
+from hisparsed.policy.derived import HISTORY
 
 ROW = RequestRow(
     request_id="cmpl-1",
@@ -127,12 +128,12 @@ async def test_history_has_a_row_a_second_whatever_the_tick(
         await node.loop.tick()
         node.clock.now_s += 0.25
     answer = (await http.get("/v1/history")).json()
-    assert answer["columns"] == ["at_unix_s", *COLUMNS]
+    assert answer["columns"] == ["at_unix_s", *HISTORY]
     times = [row[0] for row in answer["rows"]]
     assert [later - earlier for earlier, later in pairwise(times)] == [1.0] * 4
     row = dict(zip(answer["columns"], answer["rows"][-1], strict=True))
-    assert row["requests.running"] == 3
-    assert row["hot.loads_total"] == 60
+    assert row["observed.requests.running"] == 3
+    assert row["observed.hot.loads_total"] == 60
     assert len((await http.get("/v1/history?span_s=2")).json()["rows"]) == 3
 
 

@@ -212,5 +212,5 @@ async def test_rows_that_nobody_counts_are_left_out_and_not_zero(node: Any) -> N
         "hisparsed_h2d_bytes_total",
     }
     assert seen["hisparsed_hot_sample_age_seconds", ()] == 40.0
-    shown = node.current.status().observed.hot
-    assert (shown.hits_total, shown.sampled.hits_total) == (None, 30)
+    shown = node.current.status().observed
+    assert (shown.hot.counted, shown.sampled_rows.hits_total) == (False, 30)

@@ -12,12 +12,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hisparsed.cli.app import app
-from hisparsed.control.status.document import Lifecycle, PoolStatus, Status
+from hisparsed.control.status.document import Lifecycle, Status
 from hisparsed.control.text.policy import figures_text
 from hisparsed.control.text.status import bar, clock_text, status_page
 from hisparsed.engine.gpus import GpuCard, GpusStatus
 from hisparsed.engine.port import ServingCounters
 from hisparsed.errors import UserError
+from hisparsed.policy.derived import PoolFigures
 from hisparsed.policy.signals import Lever, SampledRows
 
 
@@ -293,14 +294,13 @@ def test_the_socket_can_come_from_the_environment(tmp_path: Any) -> None:
     ],
 )
 def test_bars(in_use: int, cached: int, expected: str) -> None:
-    pool = PoolStatus(
+    pool = PoolFigures(
         target_bytes=100,
         capacity_bytes=100,
         in_use_bytes=in_use,
         cached_bytes=cached,
         reach_tokens=0,
-        target_blocks=1,
-        capacity_blocks=1,
+        ghost_tokens_total=None,
     )
     assert bar(pool, 8) == expected
 
