@@ -228,6 +228,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCpu:
+    """CPU time of the engine thread a step, the model apart: median and 99th percentile of the
+    steps of the last minute."""
+
+    p50_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class MissPoint:
     """Predicted: at ``multiplier``, ``miss_fraction`` of host references would be loaded."""
 
@@ -396,6 +405,8 @@ class EngineReport:
     ledger: Ledger = field(default_factory=Ledger)
     report_cost_s: float = 0.0
     """Engine-thread time that taking this report cost."""
+    step_cpu: StepCpu | None = None
+    """``None`` where no step was taken in the last minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

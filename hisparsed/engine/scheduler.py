@@ -32,6 +32,7 @@ from hisparsed.engine.stall import (
     loads_are_done,
     take_back_from_youngest,
 )
+from hisparsed.engine.step_cpu import StepCpuTimes
 from hisparsed.engine.worker_report import HotRows, WorkerReport
 from hisparsed.policy.signals import EngineReport
 
@@ -51,9 +52,14 @@ class ControlledScheduler:
         super().__init__(*args, **kwargs)
         self.stall = StallWatch()
         self._given_up: list[Any] = []
+        self._step_cpu = StepCpuTimes()
         self.hisparsed = EngineControl(self)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        with self._step_cpu.scheduling():
+            return self._schedule(*args, **kwargs)
+
+    def _schedule(self, *args: Any, **kwargs: Any) -> Any:
         self.hisparsed.before_schedule(self.clock_s())
         with self.hisparsed.host.scheduling():
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
@@ -71,6 +77,10 @@ class ControlledScheduler:
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        with self._step_cpu.taking_output(self.clock_s()):
+            return self._take_output(*args, **kwargs)
+
+    def _take_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         self.hisparsed.host.output_taken()
         self.hisparsed.canary.output_taken()
@@ -153,7 +163,11 @@ class ControlledScheduler:
         self, workers: WorkerReport, release_host: ReleaseHost | None = None
     ) -> EngineReport:
         started = time.perf_counter()
-        report = self.hisparsed.report(self.clock_s(), workers, release_host)
+        now_s = self.clock_s()
+        report = replace(
+            self.hisparsed.report(now_s, workers, release_host),
+            step_cpu=self._step_cpu.figures(now_s),
+        )
         return replace(report, report_cost_s=time.perf_counter() - started)
 
     def hisparsed_apply(

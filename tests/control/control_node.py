@@ -45,6 +45,7 @@ from hisparsed.policy.signals import (
     Requests,
     Reserve,
     Sessions,
+    StepCpu,
     Watermark,
 )
 
@@ -186,6 +187,7 @@ class FakeEngine:
             watermark=Watermark(self.watermark, self.default_watermark),
             progress=Progress(7, 70),
             report_cost_s=0.0002,
+            step_cpu=StepCpu(0.004, 0.009),
         )
         return replace(report, **self.changes)
 

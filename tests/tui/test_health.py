@@ -311,3 +311,14 @@ def test_rare_samples_of_hot_buffers_have_their_age() -> None:
 
 def test_rows_that_are_counted_go_before_samples() -> None:
     assert hot(sampled_rows=SAMPLED) == hot()
+
+
+def test_the_cpu_time_of_a_step_is_shown_where_it_is_known() -> None:
+    def shown(step_cpu: object) -> str:
+        model = recorded_model()
+        status = status_with({"observed.step_cpu": step_cpu})
+        model.apply(updates.StatusNews(status), GPU_CONTEXT.now_s)
+        return "\n".join(one.plain for one in health_lines(model, 80, GPU_CONTEXT))
+
+    assert "scheduler 4ms of CPU a step, p99 9ms, in 1m" in shown({"p50_s": 0.004, "p99_s": 0.009})
+    assert "of CPU a step" not in shown(None)

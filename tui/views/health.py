@@ -274,11 +274,25 @@ def health_lines(model: NodeModel, width: int, context: ViewContext) -> list[Lin
     now_s = model.node_now_s(context.now_s)
     return [
         *engine_lines(model.status, now_s, width, context),
+        *_step_cpu(model),
         *gpus_line(model, width, context),
         *_doctor(model.status, now_s, width),
         *_canary(model.status, width, context),
         _journal(model.status, context),
     ]
+
+
+def _step_cpu(model: NodeModel) -> list[Line]:
+    half_s = number(model.observed, "step_cpu.p50_s")
+    if half_s is None:
+        return []
+    most = fmt.duration(number(model.observed, "step_cpu.p99_s"))
+    return [
+        line(
+            (f"{_INDENT}scheduler ", "dim"), (fmt.duration(half_s), "strong"),
+            (" of CPU a step, p99 ", "dim"), (most, "strong"), (", in 1m", "dim"),
+        )
+    ]  # fmt: skip
 
 
 def _doctor(status: object, now_s: float | None, width: int) -> list[Line]:

@@ -52,6 +52,12 @@ def derived(read: Callable[[Derived], float | None]) -> Callable[[Status], Itera
     return samples
 
 
+def step_cpu(status: Status) -> Iterator[Sample]:
+    if status.observed is not None and status.observed.step_cpu is not None:
+        yield ("0.5",), status.observed.step_cpu.p50_s
+        yield ("0.99",), status.observed.step_cpu.p99_s
+
+
 def of_pools(read: Callable[[PoolFigures], float]) -> Callable[[Status], Iterator[Sample]]:
     def samples(status: Status) -> Iterator[Sample]:
         if status.derived is not None:

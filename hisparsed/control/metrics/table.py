@@ -25,6 +25,7 @@ from hisparsed.control.metrics.readings import (
     residency,
     rows,
     seen,
+    step_cpu,
 )
 from hisparsed.control.status.document import Status
 from hisparsed.engine.cuda.nvml import SLOW_REASONS
@@ -538,6 +539,12 @@ METRICS: tuple[Metric, ...] = (
         "hisparsed_report_cost_seconds",
         "Engine-thread time that the last report took.",
         seen(lambda o: o.report_cost_s),
+    ),
+    Metric(
+        "hisparsed_step_cpu_seconds",
+        "CPU time of the engine thread a step, the model apart, over the last minute.",
+        step_cpu,
+        ("quantile",),
     ),
     Metric(
         "hisparsed_report_failures_total",

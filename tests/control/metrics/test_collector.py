@@ -144,6 +144,7 @@ async def test_every_metric_has_samples_and_stands_in_the_document(node: Any) ->
     )
     await node.ticks(2)
     page = {name for name, _ in samples(node)}
+    assert samples(node)["hisparsed_step_cpu_seconds", ("0.99",)] == 0.009
     missing = {metric.name for metric in METRICS} - page
     assert missing == set()
     document = (ROOT / "docs" / "metrics.md").read_text()
