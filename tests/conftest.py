@@ -43,3 +43,11 @@ def _past_engines_are_freed() -> Iterator[None]:
         gc.unfreeze()
         gc.collect()
         _resident_bytes[0] = psutil.Process().memory_info().rss
+
+
+@pytest.fixture(scope="session")
+def cpp_is_built() -> None:
+    """The package's own build makes the C++ library wherever a compiler is."""
+    from hisparsed.kernels import cpp_library
+
+    cpp_library.load()

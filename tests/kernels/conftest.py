@@ -3,14 +3,4 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 sys.path.insert(0, str(Path(__file__).parent))
-
-
-@pytest.fixture(scope="session")
-def cpp_is_built() -> None:
-    """The package's own build makes the C++ library wherever a compiler is."""
-    from hisparsed.kernels import cpp_library
-
-    cpp_library.load()
