@@ -46,12 +46,13 @@ endif
 # Sources of vLLM's CUDA wheels, for the contract tests; kept between runs.
 VLLM_TREES := build/vllm
 
-.PHONY: help run test test-long lint contract bench study gpu snapshots compatibility setup setup-run lock audit clean
+.PHONY: help run test test-long standin lint contract bench study gpu snapshots compatibility setup setup-run lock audit clean
 
 help:
 	@echo "make run     start the demo: a real node on this machine, a real trace, the policy at work"
 	@echo "make test    lint, types, import contracts and all tests"
 	@echo "make test-long   the tests with many examples, after \`make test\`"
+	@echo "make standin the CUDA node on stand-in cards, two ranks of vLLM's own worker on CPU memory"
 	@echo "make lint    only what needs no test run"
 	@echo "make contract  tests against the sources of vLLM's CUDA wheels, which it fetches"
 	@echo "make bench   time kernels, policy, engine and terminal view, on this machine"
@@ -70,6 +71,9 @@ test: lint
 
 test-long: setup
 	@$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile $(ARGS)
+
+standin: setup
+	@HISPARSED_STANDIN=1 $(BIN)/python -m pytest tests/standin $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

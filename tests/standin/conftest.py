@@ -1,0 +1,38 @@
+"""One CUDA node on stand-in cards for the whole folder.
+
+In work: the tests run by themselves with `make standin`, not in `make test` yet.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+if TYPE_CHECKING:
+    from standin_node import CudaNode
+
+collect_ignore_glob = [] if os.environ.get("HISPARSED_STANDIN") else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaNode]:
+    """Two ranks on small cards, shared: leave it as it was found."""
+    from standin_node import CARD_BYTES, CudaNode, cuda_files
+
+    served = CudaNode(cuda_files(tmp_path_factory.mktemp("cuda")), card_bytes=CARD_BYTES)
+    try:
+        served.wait_until_ready()
+        yield served
+        assert served.end() == 0, served.log_end()
+        served.assert_nothing_left()
+        served.keep_evidence()
+        assert not served.leftovers(), "shared memory is left behind"
+    finally:
+        served.kill()

@@ -1,0 +1,175 @@
+"""Puts the stand-ins where vLLM's worker modules look for what is compiled."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import sys
+from typing import Any
+
+import torch
+
+from standin_gpu import compiled, evidence, triton_kernels
+from standin_gpu.device import runtime
+
+_CACHE_OPS = (
+    "swap_blocks_batch",
+    "hisparse_resolve_residency",
+    "hisparse_gather_compact",
+    "hisparse_gather_plan",
+    "hisparse_invalidate_written_slots",
+    "concat_and_cache_mla",
+    "concat_mla_q",
+    "cp_gather_and_upconvert_fp8_kv_cache",
+    "cp_gather_indexer_k_quant_cache",
+)
+
+
+def _replace(name: str, value: Any, *modules: str) -> None:
+    """Under its name in every module that has it already, and in those named."""
+    for module in modules:
+        __import__(module)
+        setattr(sys.modules[module], name, value)
+
+
+@functools.cache
+def install() -> None:
+    """Once a process, before a model is built."""
+    evidence.tell(role="worker")
+    _replace("_load_cudart", lambda: runtime, "vllm.v1.kv_offload.cpu.host_register")
+    for name in _CACHE_OPS:
+        setattr(torch.ops._C_cache_ops, name, getattr(compiled, name))
+    torch.ops._C.vocab_parallel_embedding = compiled.vocab_parallel_embedding
+    torch.ops._C.top_k_per_row_prefill = compiled.top_k_per_row_prefill
+    _replace("_is_flashmla_available", lambda: (True, None), "vllm.v1.attention.ops.flashmla")
+    _replace(
+        "has_deep_gemm",
+        lambda: True,
+        "vllm.model_executor.layers.sparse_attn_indexer",
+        "vllm.v1.attention.backends.mla.indexer",
+    )
+    _replace(
+        "get_paged_mqa_logits_metadata",
+        compiled.get_paged_mqa_logits_metadata,
+        "vllm.v1.attention.backends.mla.indexer",
+    )
+    kernels = "vllm.models.deepseek_v32.common.kernels"
+    attention = "vllm.models.deepseek_v32.attention"
+    __import__(attention)
+    _replace("fused_norm_rope", compiled.fused_norm_rope, kernels, attention)
+    _replace("fused_q", compiled.fused_q, kernels, attention)
+    for name in ("fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits"):
+        _replace(
+            name,
+            getattr(compiled, name),
+            "vllm.utils.deep_gemm",
+            "vllm.model_executor.layers.sparse_attn_indexer",
+        )
+    _replace(
+        "get_indexer_topk",
+        compiled.IndexerTopk,
+        "vllm.model_executor.layers.sparse_attn_indexer",
+    )
+    for name in ("flash_mla_sparse_fwd", "flash_mla_with_kvcache"):
+        _replace(
+            name,
+            getattr(compiled, name),
+            "vllm.v1.attention.ops.flashmla",
+            "vllm.v1.attention.backends.mla.flashmla_sparse",
+        )
+    _replace(
+        "get_mla_metadata",
+        lambda *_, **__: (None, None),
+        "vllm.v1.attention.backends.mla.flashmla_sparse",
+    )
+    _replace(
+        "triton_convert_req_index_to_global_index",
+        compiled.convert_req_index_to_global_index,
+        "vllm.v1.attention.backends.mla.sparse_utils",
+        "vllm.v1.attention.backends.mla.flashmla_sparse",
+        "vllm.v1.attention.backends.mla.index_group",
+    )
+    _replace(
+        "get_accelerator_view_from_cpu_tensor",
+        lambda tensor: tensor,
+        "vllm.utils.torch_utils",
+        "vllm.v1.worker.gpu.buffer_utils",
+    )
+    _replace("kernel_warmup", lambda worker: None, "vllm.v1.worker.gpu_worker")
+    _replace(
+        "fused_embed_norm",
+        triton_kernels.fused_embed_norm,
+        "vllm.model_executor.layers.fused_embed_norm",
+        "vllm.models.deepseek_v32.nvidia.model",
+    )
+    for name in ("gather_block_tables", "compute_slot_mappings"):
+        _replace(f"_{name}_kernel", getattr(triton_kernels, name), "vllm.v1.worker.gpu.block_table")
+    triton_kernels.quick_interpreter()
+    _name_regions()
+    _exact_products()
+    _weights()
+
+
+def _name_regions() -> None:
+    """Tell which files in /dev/shm this worker maps."""
+    from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+
+    make = SharedOffloadRegion.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        evidence.tell(regions=[self.mmap_path.rpartition("/")[2]])
+
+    SharedOffloadRegion.__init__ = made
+
+
+def _exact_products() -> None:
+    """Products in float64, rounded once: a row's result is the same in every batch."""
+    kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def wide(weight: torch.Tensor) -> torch.Tensor:
+        found = kept.get(id(weight))
+        if found is None or found[0] is not weight:
+            kept[id(weight)] = found = (weight, weight.double())
+        return found[1]
+
+    def linear(values: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        made = values.double() @ wide(weight).T
+        if bias is not None:
+            made = made + bias.double()
+        return made.to(values.dtype)
+
+    torch.nn.functional.linear = linear  # type: ignore[assignment]
+    real_bmm = torch.bmm
+
+    def bmm(left: torch.Tensor, right: torch.Tensor, *, out: Any = None) -> torch.Tensor:
+        made = real_bmm(left.double(), right.double()).to(left.dtype)
+        return made if out is None else out.copy_(made)
+
+    torch.bmm = bmm  # type: ignore[assignment]
+
+
+def _weights() -> None:
+    """Dummy weights with which attention matters: each of its name's own, norms at one.
+
+    The same on every rank, as replicated ones have to be; the vocabulary's halves differ.
+    """
+    from vllm.distributed import get_tensor_model_parallel_rank
+    from vllm.model_executor.model_loader import dummy_loader
+
+    def load_weights(self: Any, model: torch.nn.Module, model_config: Any) -> None:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                vocabulary = "embed_tokens" in name or "lm_head" in name
+                own = f"{name}/{get_tensor_model_parallel_rank()}" if vocabulary else name
+                seed = int.from_bytes(hashlib.sha256(own.encode()).digest()[:4], "big")
+                made = torch.empty(parameter.shape, dtype=torch.float32)
+                if parameter.dim() < 2:
+                    made.fill_(0.0 if name.endswith("bias") else 1.0)
+                else:
+                    generator = torch.Generator().manual_seed(seed)
+                    made.normal_(generator=generator).mul_(1 / math.sqrt(parameter.shape[-1]))
+                parameter.copy_(made.to(parameter.dtype))
+
+    dummy_loader.DummyModelLoader.load_weights = load_weights

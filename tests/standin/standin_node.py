@@ -1,0 +1,176 @@
+"""A CUDA node on cards that are not there: its documents, its start, what its workers did."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "node"))
+
+import psutil
+import serve_process
+from serve_process import NodeFiles, ServeProcess, policy_document, until
+
+from hisparsed.control.status.document import EngineLifeStatus
+from hisparsed.engine.cuda.model_config import tiny_config
+from hisparsed.engine.reference.model_folder import write_model_folder
+from hisparsed.policy.signals import Snapshot
+
+LONG = 620
+"""Tokens of a prompt: ten blocks of it on the GPU, five times top-k."""
+ANSWER = 8
+CARD_BYTES = 19 * 2**20
+"""106 GPU blocks: room for one long call whole, not for three."""
+SHM = Path("/dev/shm")  # noqa: S108 (the kernel's, not a temporary file)
+ROOT = Path(__file__).parents[2]
+SITE = Path(__file__).parent / "site"
+START_S = 900.0
+"""Four processes import vLLM, perhaps on two slow cores."""
+MODEL = {
+    **tiny_config(layers=6, index_topk=128),
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "index_n_heads": 4,
+}
+"""GLM-5.x in miniature: head sizes, KV rows and index sharing are real, all else is small."""
+
+
+def cuda_files(folder: Path, *, kernels: str = "hisparsed", **changes: Any) -> NodeFiles:
+    """The shipped profile of eight H200, scaled to what a small machine holds: two ranks."""
+    model = write_model_folder(folder / "model", MODEL)
+    files = NodeFiles(
+        folder,
+        node="cuda",
+        model=str(model),
+        host_budget="24MiB",
+        cuda={
+            "tensor_parallel_size": 2,
+            "max_model_len": 1024,
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 512,
+            "gpu_memory_utilization": 0.9,
+            "kernels": kernels,
+        },
+        engine_args={"enforce_eager": True, "load_format": "dummy"},
+        **changes,
+    )
+    del files.document["reference"]
+    files.write_config()
+    files.write_policy(policy_document(levers={"multiplier": {"mode": "act"}}))
+    return files
+
+
+class CudaNode(ServeProcess):
+    """``card_bytes``: memory of each card."""
+
+    def __init__(self, files: NodeFiles, *, card_bytes: int, **environment: str) -> None:
+        self.evidence = files.folder / "evidence"
+        self.evidence.mkdir()
+        super().__init__(
+            files,
+            PYTHONPATH=os.pathsep.join((str(ROOT), str(SITE))),
+            STANDIN_GPU_BYTES=str(card_bytes),
+            STANDIN_EVIDENCE=str(self.evidence),
+            OMP_NUM_THREADS="1",
+            **environment,
+        )
+        self.http.timeout = httpx.Timeout(300.0)
+
+    def wait_until_ready(self) -> ServeProcess:
+        serve_process.START_S = START_S
+        return super().wait_until_ready()
+
+    def observed(self) -> Snapshot:
+        found = self.status().observed
+        assert found is not None
+        return found
+
+    def life(self) -> EngineLifeStatus:
+        found = self.status().engine
+        assert found is not None
+        return found
+
+    def serves_again(self, restarts: int) -> EngineLifeStatus:
+        """Once more engines have served than ``restarts``."""
+        until(
+            "another engine serves",
+            lambda: self.life().state == "serving" and self.life().restarts_total > restarts,
+            timeout_s=START_S,
+        )
+        return self.life()
+
+    def rank(self, number: int) -> psutil.Process:
+        """The worker process of a rank."""
+        (found,) = (one for one in self.children() if f"Worker_TP{number}" in one.name())
+        return found
+
+    def leftovers(self) -> list[Path]:
+        """Shared memory of this node's engines that is still there, live ones' too."""
+        named = {name for one in self.workers() for name in one.get("regions", ())}
+        return [path for path in (SHM / name for name in sorted(named)) if path.exists()]
+
+    def external_hits(self) -> float:
+        """Prompt tokens whose indexer KV came back from the offload pool."""
+        page = self.http.get("/metrics").text
+        (found,) = re.findall(
+            r"^vllm:external_prefix_cache_hits_total\{.*\} (.+)$", page, re.MULTILINE
+        )
+        return float(found)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """What each worker process did, dead ones too."""
+        found = [json.loads(path.read_text()) for path in sorted(self.evidence.glob("*.json"))]
+        return [one for one in found if one.get("role") == "worker"]
+
+    def keep_evidence(self) -> None:
+        """Copy it to where ``STANDIN_CALLS`` says, for `worker_table.py`."""
+        folder = os.environ.get("STANDIN_CALLS")
+        if folder:
+            shutil.copytree(self.evidence, folder, dirs_exist_ok=True)
+
+    def tokens(self, prompt: Iterable[int], count: int) -> list[int]:
+        """Greedy."""
+        answer = self.http.post(
+            "/v1/completions",
+            json={
+                "model": str(self.files.document["model"]),
+                "prompt": list(prompt),
+                "max_tokens": count,
+                "temperature": 0,
+                "ignore_eos": True,
+                "return_token_ids": True,
+            },
+        )
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["choices"][0]["token_ids"])
+
+    def together(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: self.tokens(prompt, count), prompts))
+
+    def operate(self, path: str, **body: Any) -> Any:
+        """One change through the control API."""
+        with self.control_http() as control:
+            answer = control.post(path, json={"actor": "test", **body})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+def prompts(first: int, count: int = 3) -> list[list[int]]:
+    """Prompts that share no block."""
+    return [
+        [(7 * at * (one + 3) + one) % 250 for at in range(LONG)]
+        for one in range(first, first + count)
+    ]

@@ -1,0 +1,112 @@
+"""Writes the table of the worker's side into docs/cuda.md, from what a stand-in node called.
+
+``STANDIN_CALLS=DIR pytest tests/standin && python tests/standin/worker_table.py DIR``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs" / "cuda.md"
+BEGIN, END = "<!-- worker table: begin -->\n", "<!-- worker table: end -->\n"
+PARTS = {
+    "worker and model runner": ("vllm/v1/worker/gpu_worker.py", "vllm/v1/worker/gpu/"),
+    "KV cache: planning, allocation, binding": (
+        "vllm/v1/hisparse/layout.py",
+        "vllm/v1/hisparse/binding.py",
+        "vllm/v1/worker/utils.py",
+        "vllm/v1/kv_cache_interface.py",
+    ),
+    "HiSparse data plane": (
+        "vllm/v1/hisparse/runtime.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/hisparse/",
+    ),
+    "connectors and offloading": (
+        "vllm/distributed/kv_transfer/kv_connector/v1/multi_connector.py",
+        "vllm/distributed/kv_transfer/kv_connector/v1/offloading",
+        "vllm/distributed/kv_transfer/kv_transfer_state.py",
+        "vllm/v1/kv_offload/",
+        "vllm/v1/simple_kv_offload/",
+    ),
+    "attention and indexer": (
+        "vllm/v1/attention/backends/mla/",
+        "vllm/model_executor/layers/attention/",
+        "vllm/model_executor/layers/sparse_attn_indexer.py",
+    ),
+    "model": ("vllm/models/deepseek_v32/",),
+    "hisparsed": ("hisparsed/engine/cuda/",),
+}
+"""Parts of a CUDA worker, each by the files that it is in."""
+STOOD_IN = {
+    "worker and model runner": (
+        "`MemorySnapshot`'s figures, `kernel_warmup`, streams and events; Triton kernels "
+        "interpreted, `_gather_block_tables_kernel` and `_compute_slot_mappings_kernel` in numpy"
+    ),
+    "KV cache: planning, allocation, binding": "`cudaHostRegister`, which notes the range",
+    "HiSparse data plane": (
+        "`hisparse_resolve_residency`, `hisparse_gather_compact`, `hisparse_gather_plan`, "
+        "`hisparse_invalidate_written_slots`, `swap_blocks_batch`, IPC events"
+    ),
+    "connectors and offloading": "`swap_blocks_batch`, `cudaHostUnregister`",
+    "attention and indexer": (
+        "`flash_mla_sparse_fwd`, `flash_mla_with_kvcache`, `concat_and_cache_mla`, "
+        "`concat_mla_q`, `cp_gather_and_upconvert_fp8_kv_cache`, "
+        "`cp_gather_indexer_k_quant_cache`, DeepGEMM's logits, top-k, the index remap"
+    ),
+    "model": "`fused_norm_rope`, `fused_q`, `fused_embed_norm`, vocabulary lookup, products",
+    "hisparsed": "resolver and gather by the C++ backend instead of Triton's",
+}
+ONLY_A_CARD = {
+    "worker and model runner": "CUDA graphs, memory profiling, NCCL, warm-up, drafts",
+    "KV cache: planning, allocation, binding": "pinning",
+    "HiSparse data plane": "order between streams and between ranks' events, PCIe",
+    "connectors and offloading": "asynchronous copies, several registrations",
+    "attention and indexer": "the kernels",
+    "model": "the kernels, FP8 weights, experts",
+    "hisparsed": "Triton kernels compiled, copy stream and events",
+}
+
+
+def called(folder: Path) -> dict[str, set[str]]:
+    """By part: classes and functions of its files that ran in a worker."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in folder.glob("*.json"):
+        for line in json.loads(path.read_text()).get("calls", ()):
+            file, _, name = line.rpartition(":")
+            part = next(
+                (
+                    part
+                    for part, places in PARTS.items()
+                    if any(f"/{place}" in file for place in places)
+                ),
+                None,
+            )
+            outer = name.split(".")[0]
+            if part is not None and outer.isidentifier() and not outer.startswith("_"):
+                found[part].add(outer)
+    return found
+
+
+def table(folder: Path) -> str:
+    lines = [
+        "| part | ran here | ran on a stand-in | only a card can run it |",
+        "|---|---|---|---|",
+    ]
+    found = called(folder)
+    for part in PARTS:
+        names = ", ".join(f"`{name}`" for name in sorted(found[part], key=str.lower))
+        lines.append(f"| {part} | {names} | {STOOD_IN[part]} | {ONLY_A_CARD[part]} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    before, _, rest = DOCS.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    DOCS.write_text(f"{before}{BEGIN}{table(Path(sys.argv[1]))}{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
