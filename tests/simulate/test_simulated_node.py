@@ -118,7 +118,7 @@ def test_the_layout_that_plan_counts_is_vllms(tmp_path: Path) -> None:
     assert len(groups) == 2 + 2 * layout.hot_groups
     geometry = node.take_report().geometry
     assert geometry.hot_groups == layout.hot_groups
-    assert geometry.gpu_blocks == layout.gpu_blocks // 8
+    assert geometry.gpu_blocks_total == layout.gpu_blocks // 8
     node.shutdown()
 
 

@@ -38,13 +38,17 @@ def test_samples_of_both_generations_add_up(step: dict[str, Any]) -> None:
     stats = HiSparseStats(ranks=1)
     stats.take(step, 10.0)
     stats.take(step, 50.0)
-    assert stats.rows(53.0) == SampledRows(hits=300, misses=100, h2d_bytes=65_600, age_s=3.0)
+    assert stats.rows(53.0) == SampledRows(
+        hits_total=300, misses_total=100, h2d_bytes_total=65_600, age_s=3.0
+    )
 
 
 def test_ranks_count_the_same_rows_so_figures_are_of_one_gpu() -> None:
     stats = HiSparseStats(ranks=2)
     stats.take(sample([90, 90], [10, 10], [656, 656]), 1.0)
-    assert stats.rows(1.0) == SampledRows(hits=90, misses=10, h2d_bytes=656, age_s=0.0)
+    assert stats.rows(1.0) == SampledRows(
+        hits_total=90, misses_total=10, h2d_bytes_total=656, age_s=0.0
+    )
 
 
 def test_before_the_first_sample_nothing_is_known() -> None:
@@ -66,7 +70,7 @@ def test_steps_without_a_sample_age_the_last_one(between: Any) -> None:
     stats.take(between, 70.0)
     rows = stats.rows(70.0)
     assert rows is not None
-    assert (rows.hits, rows.age_s) == (150, 60.0)
+    assert (rows.hits_total, rows.age_s) == (150, 60.0)
 
 
 def test_vllm_tells_it_in_these_words() -> None:
@@ -76,7 +80,9 @@ def test_vllm_tells_it_in_these_words() -> None:
     of_all["HiSparseConnector"] = own
     stats = HiSparseStats(ranks=1)
     stats.take(of_all.to_dict(), 1.0)
-    assert stats.rows(1.0) == SampledRows(hits=90, misses=10, h2d_bytes=6_560, age_s=0.0)
+    assert stats.rows(1.0) == SampledRows(
+        hits_total=90, misses_total=10, h2d_bytes_total=6_560, age_s=0.0
+    )
     assert vllm_worker._METRICS_INTERVAL == 2000
 
 
@@ -215,13 +221,14 @@ class Scheduler:
 
     def hisparsed_report(self, workers: WorkerReport, release_host: Any) -> Any:
         self.seen.append(workers)
-        return SimpleNamespace(model_dump=dict)
+        return {}
 
 
 @pytest.mark.parametrize(("kernels", "calls"), [("hisparsed", 2), ("vllm", 0), (None, 0)])
 def test_the_control_method_asks_workers_only_where_our_kernels_run(
-    kernels: str | None, calls: int
+    monkeypatch: pytest.MonkeyPatch, kernels: str | None, calls: int
 ) -> None:
+    monkeypatch.setattr("hisparsed.engine.messages.report_to_wire", dict)
     core = SimpleNamespace(scheduler=Scheduler(kernels), model_executor=Executor())
     for _ in range(2):
         control(core, "report", {})

@@ -206,8 +206,8 @@ def test_a_reset_works_while_blocks_are_lent_and_drops_their_idle_chunks(
     workers.admit(text(150, seed=3), 2)
     workers.run()
     before = report(engine)
-    assert before["offload_stored_chunks"] > 0
-    assert before["hisparse_cached_blocks"] > 0
+    assert before["offload"]["stored_chunks"] > 0
+    assert before["hisparse"]["cached_blocks"] > 0
     assert workers.scheduler.reset_prefix_cache()
     host = report(engine)
     assert (host["offload"]["lent_blocks"], host["reserve"]["blocks"]) == (30, 10)
