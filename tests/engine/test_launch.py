@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hisparsed.control.loop import ControlLoop
 from hisparsed.engine.launch import EngineHandle, set_process_start, start_method_problem
 from hisparsed.engine.port import ServingCounters
 from hisparsed.errors import UserError
@@ -41,6 +42,6 @@ def test_refused_calls_are_unknown_until_somebody_counts_them() -> None:
 
 def test_refused_calls_are_counted_anew_at_each_look() -> None:
     counts = iter([2, 7])
-    engine = handle()
-    engine.refused_calls = lambda: next(counts)
-    assert [engine.serving().refused, engine.serving().refused] == [2, 7]
+    loop = ControlLoop.__new__(ControlLoop)
+    loop._engine, loop._refused = handle(), lambda: next(counts)
+    assert [loop._serving().refused, loop._serving().refused] == [2, 7]
