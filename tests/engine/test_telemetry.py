@@ -24,7 +24,7 @@ def test_samples_of_hot_buffers_reach_the_serving_counters() -> None:
     own.record(None, None)
     rows = own.counters().sampled_rows
     assert rows is not None
-    assert (rows.hits, rows.misses, rows.h2d_bytes) == (8, 2, 656)
+    assert (rows.hits_total, rows.misses_total, rows.h2d_bytes_total) == (8, 2, 656)
     assert rows.age_s >= 0
 
 

@@ -143,7 +143,8 @@ class Mover:
 
     def _command(self) -> dict[str, Any]:
         geometry, rng = self._geometry, self._rng
-        most = geometry["budget_blocks"] - 4 * geometry["floor_blocks"]
+        floor = _report(self._core)["hisparse"]["floor_blocks"]
+        most = geometry["budget_blocks"] - 4 * floor
         command: dict[str, Any] = {"offload_target_blocks": rng.randrange(max(1, most))}
         if geometry["hot_live"]:
             least = -(-geometry["min_lease_rows"] // geometry["block_tokens"])
