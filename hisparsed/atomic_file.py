@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
     """Replace ``path``, or make it, with ``data``; its folder must be there.
 
     ``mode`` holds whatever the umask; ``durable`` waits for the disk, so that a crash of the

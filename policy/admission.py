@@ -16,7 +16,7 @@ from hisparsed.policy.decisions import Proposal, Reason
 from hisparsed.policy.memory import QUEUE_SPAN_S, Memory
 from hisparsed.policy.reach import live_load, reach_now
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Admission, AdmissionOrder, Lever, Snapshot
+from hisparsed.policy.signals import AdmissionOrder, AdmissionRules, Lever, Snapshot
 
 LEAST_S = 30.0
 _QUEUES = 4.0
@@ -75,7 +75,7 @@ _HELD_FIRST = AdmissionOrder.HELD_PREFIX_FIRST
 
 def propose_admission(
     policy: Policy, snapshot: Snapshot, memory: Memory
-) -> tuple[Proposal, Admission]:
+) -> tuple[Proposal, AdmissionRules]:
     """The proposal, and order with limits as they should be in force."""
     order, reason, because = _order(policy, snapshot, memory)
     current, most = snapshot.admission, snapshot.geometry.max_num_seqs
@@ -114,11 +114,11 @@ def propose_admission(
 
 def admission_for(
     policy: Policy, max_num_seqs: int, order: AdmissionOrder, bound_s: float
-) -> Admission:
+) -> AdmissionRules:
     """Order and limits together: new sessions are only limited while coverage is low."""
     settings = policy.admission
     low_coverage = order is _HELD_FIRST
-    return Admission(
+    return AdmissionRules(
         order=order,
         ageing_s=bound_s,
         max_running=min(max_num_seqs, settings.max_running or max_num_seqs),
@@ -132,7 +132,7 @@ def admission_for(
     )
 
 
-def start_admission(policy: Policy, max_num_seqs: int) -> Admission:
+def start_admission(policy: Policy, max_num_seqs: int) -> AdmissionRules:
     """What to begin with: the policy's own order, else that of arrival."""
     settings = policy.admission
     order = AdmissionOrder.ARRIVAL if settings.order == "auto" else AdmissionOrder(settings.order)
@@ -197,7 +197,7 @@ def _held_back(snapshot: Snapshot) -> str:
 
 
 def _figures(
-    policy: Policy, snapshot: Snapshot, memory: Memory, wanted: Admission
+    policy: Policy, snapshot: Snapshot, memory: Memory, wanted: AdmissionRules
 ) -> dict[str, float]:
     reach, requests = reach_now(snapshot), snapshot.requests
     figures: dict[str, float] = {

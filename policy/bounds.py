@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.reach import equal_reach_blocks
 from hisparsed.policy.schema import Mode, Policy
-from hisparsed.policy.signals import Geometry, Lever
+from hisparsed.policy.signals import Lever, PoolGeometry
 
 _ROUNDING = 1e-9
 _TAIL_BLOCKS = 2
@@ -47,30 +47,30 @@ class HotBounds:
         return max(self.min_blocks, min(self.max_blocks, blocks))
 
 
-def size_in_blocks(geometry: Geometry, size: int | float) -> float:
+def size_in_blocks(geometry: PoolGeometry, size: int | float) -> float:
     """A pool size (``int`` bytes or ``float`` share of the budget) in host blocks, unrounded."""
     if isinstance(size, float):
         return size * geometry.budget_blocks
     return size / geometry.host_block_bytes
 
 
-def one_request_blocks(geometry: Geometry) -> int:
+def one_request_blocks(geometry: PoolGeometry) -> int:
     """Host blocks without which a request at ``max_model_len`` would wait for ever."""
     return -(-geometry.max_model_len // geometry.block_tokens) + _TAIL_BLOCKS
 
 
-def shared_blocks(policy: Policy, geometry: Geometry) -> int:
+def shared_blocks(policy: Policy, geometry: PoolGeometry) -> int:
     """Host blocks of both pools together: the budget less the reserve."""
     return geometry.budget_blocks - reserve_blocks(policy, geometry)
 
 
-def reserve_blocks(policy: Policy, geometry: Geometry) -> int:
+def reserve_blocks(policy: Policy, geometry: PoolGeometry) -> int:
     """Host blocks that neither pool gets; one request's need outranks them."""
     most = max(0, geometry.budget_blocks - one_request_blocks(geometry))
     return min(most, _down(size_in_blocks(geometry, policy.pools.reserve)))
 
 
-def split_bounds(policy: Policy, geometry: Geometry) -> SplitBounds:
+def split_bounds(policy: Policy, geometry: PoolGeometry) -> SplitBounds:
     """Bounds of the offload target; one request's need outranks every other bound."""
     shared, pools = shared_blocks(policy, geometry), policy.pools
     one_request = one_request_blocks(geometry)
@@ -94,7 +94,7 @@ def split_bounds(policy: Policy, geometry: Geometry) -> SplitBounds:
     return SplitBounds(low, low_reason, low_words, high, high_reason, high_words)
 
 
-def start_blocks(policy: Policy, geometry: Geometry) -> int:
+def start_blocks(policy: Policy, geometry: PoolGeometry) -> int:
     """The offload target to begin with: the policy's, else that of an idle node."""
     bounds, pools = split_bounds(policy, geometry), policy.pools
     if pools.offload.start is not None:
@@ -107,7 +107,7 @@ def start_blocks(policy: Policy, geometry: Geometry) -> int:
     return bounds.clamp(need + dead_band_blocks(policy, geometry, need))
 
 
-def dead_band_blocks(policy: Policy, geometry: Geometry, need_blocks: int) -> int:
+def dead_band_blocks(policy: Policy, geometry: PoolGeometry, need_blocks: int) -> int:
     """Blocks by which a target may be off without a move; at least one."""
     band = policy.rebalance.dead_band
     return max(
@@ -117,12 +117,12 @@ def dead_band_blocks(policy: Policy, geometry: Geometry, need_blocks: int) -> in
     )
 
 
-def step_blocks(geometry: Geometry, step: float) -> int:
+def step_blocks(geometry: PoolGeometry, step: float) -> int:
     """The most blocks one move may shift; at least one."""
     return max(1, _down(step * geometry.budget_blocks))
 
 
-def hot_bounds(policy: Policy, geometry: Geometry) -> HotBounds:
+def hot_bounds(policy: Policy, geometry: PoolGeometry) -> HotBounds:
     """The policy's range and step, kept inside what the node can legally lease."""
     hot, unit = policy.hot, hot_unit(geometry)
     legal = min_lease_blocks(geometry)
@@ -133,7 +133,7 @@ def hot_bounds(policy: Policy, geometry: Geometry) -> HotBounds:
     return HotBounds(least, max(least, most), step)
 
 
-def hot_unit(geometry: Geometry) -> float:
+def hot_unit(geometry: PoolGeometry) -> float:
     """The multiplier that one hot block of a group is worth."""
     return geometry.hot_block_rows / geometry.topk
 
@@ -169,23 +169,23 @@ def start_multiplier(policy: Policy, decode_query_len: int) -> float:
     return min(max(first, hot.min), highest_multiplier(policy, decode_query_len))
 
 
-def start_lease_blocks(policy: Policy, geometry: Geometry) -> int:
+def start_lease_blocks(policy: Policy, geometry: PoolGeometry) -> int:
     """Hot blocks of one group that the first leases take."""
     first = start_multiplier(policy, geometry.decode_query_len)
     return hot_bounds(policy, geometry).clamp(lease_blocks(geometry, first))
 
 
-def min_lease_blocks(geometry: Geometry) -> int:
+def min_lease_blocks(geometry: PoolGeometry) -> int:
     """Hot blocks of one group below which a lease is not legal on this node."""
     return -(-geometry.least_lease_rows // geometry.hot_block_rows)
 
 
-def lease_blocks(geometry: Geometry, multiplier: float) -> int:
+def lease_blocks(geometry: PoolGeometry, multiplier: float) -> int:
     """Hot blocks of one group that a lease at ``multiplier`` takes."""
     return _up(multiplier / hot_unit(geometry))
 
 
-def problems(policy: Policy, geometry: Geometry) -> tuple[str, ...]:
+def problems(policy: Policy, geometry: PoolGeometry) -> tuple[str, ...]:
     """What makes this policy impossible on this node; empty when nothing does.
 
     Each text names the keys, the values in blocks, and what would be right.
@@ -193,7 +193,7 @@ def problems(policy: Policy, geometry: Geometry) -> tuple[str, ...]:
     return (*_pool_problems(policy, geometry), *_gpu_problems(policy, geometry))
 
 
-def _pool_problems(policy: Policy, geometry: Geometry) -> list[str]:
+def _pool_problems(policy: Policy, geometry: PoolGeometry) -> list[str]:
     found = []
     budget, pools = geometry.budget_blocks, policy.pools
     one_request = one_request_blocks(geometry)
@@ -246,7 +246,7 @@ def _pool_problems(policy: Policy, geometry: Geometry) -> list[str]:
     return found
 
 
-def _gpu_problems(policy: Policy, geometry: Geometry) -> list[str]:
+def _gpu_problems(policy: Policy, geometry: PoolGeometry) -> list[str]:
     found = []
     hot, unit = policy.hot, hot_unit(geometry)
     most = geometry.max_lease_blocks * unit

@@ -24,7 +24,7 @@ from hisparsed.policy.guards import stalled
 from hisparsed.policy.memory import Direction, Expectation, Memory, observe
 from hisparsed.policy.multiplier import propose_multiplier
 from hisparsed.policy.schema import Mode, Policy
-from hisparsed.policy.signals import Admission, Geometry, Lever, Snapshot
+from hisparsed.policy.signals import AdmissionRules, Lever, PoolGeometry, Snapshot
 from hisparsed.policy.split import PROBING, propose_split, reserve_differs
 from hisparsed.policy.watermark import DEFAULT, propose_watermark
 
@@ -62,7 +62,7 @@ def decide(policy: Policy, snapshot: Snapshot, memory: Memory) -> tuple[Decision
     return decision, _remember(memory, snapshot, decisions, expected)
 
 
-def start_commands(policy: Policy, geometry: Geometry) -> Commands:
+def start_commands(policy: Policy, geometry: PoolGeometry) -> Commands:
     """What to put in force before the first tick, for levers that the policy may act on.
 
     Levers in another mode stay ``None``: the node keeps what its engine started with. So does
@@ -169,7 +169,7 @@ def _commands(
     policy: Policy,
     snapshot: Snapshot,
     decisions: tuple[LeverDecision, ...],
-    admission: Admission,
+    admission: AdmissionRules,
     leases: Mapping[str, int] | None,
 ) -> Commands:
     commands = Commands()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from hisparsed.policy.signals import Admission, Lever
+from hisparsed.policy.signals import AdmissionRules, Lever
 
 
 class Reason(StrEnum):
@@ -152,7 +152,7 @@ class Commands:
     hot_leases: Mapping[str, int] | None = None
     """Hot blocks of one group, a request; an empty mapping ends all leases of their own."""
     watermark: int | Literal["default"] | None = None
-    admission: Admission | None = None
+    admission: AdmissionRules | None = None
 
     def __bool__(self) -> bool:
         return self != Commands()

@@ -30,7 +30,7 @@ class PoolFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class PoolsMemory:
     """Both pools in bytes. A stored chunk counts with all its copies and padding."""
 
     budget_bytes: int
@@ -49,7 +49,7 @@ class Pools:
 class Derived:
     """Everything that is computed from a snapshot to be shown."""
 
-    pools: Pools
+    pools: PoolsMemory
     min_reach_tokens: int
     coverage: float | None
     """Smaller reach / idle live set; ``None`` when nothing idle is live."""
@@ -65,7 +65,7 @@ def derive(snapshot: Snapshot) -> Derived:
     step = max(1, int(GHOST_STEP * geometry.budget_blocks + 1e-9))
     load = live_load(snapshot, reach)
     return Derived(
-        pools=Pools(
+        pools=PoolsMemory(
             budget_bytes=geometry.budget_blocks * block,
             hisparse=PoolFigures(
                 target_bytes=hisparse.target_blocks * block,

@@ -55,7 +55,7 @@ Held = tuple[Reason, str]
 
 def stalled(policy: Policy, snapshot: Snapshot, memory: Memory) -> str | None:
     """In words, that calls are there, memory is free and nothing was computed; else ``None``."""
-    since_s = memory.signals.standstill_since_s
+    since_s = memory.signals.no_progress_since_s
     requests = snapshot.requests
     if since_s is None or not (requests.running or requests.waiting):
         return None

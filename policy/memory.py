@@ -187,7 +187,7 @@ class Signals:
     release_load: Window = field(default_factory=Window)
     queue_finished_total: Window = field(default_factory=Window)
     queue_waiting: Ewma = field(default_factory=Ewma)
-    standstill_since_s: float | None = None
+    no_progress_since_s: float | None = None
     """Since when the engine has computed nothing; ``None`` where that cannot be told."""
 
 
@@ -320,13 +320,13 @@ def _signals(policy: Policy, snapshot: Snapshot, memory: Memory) -> Signals:
         queue_waiting=old.queue_waiting.push(
             at_s, snapshot.requests.waiting, _QUEUE_SMOOTHING_S, gap_s
         ),
-        standstill_since_s=_standstill(policy, snapshot, memory),
+        no_progress_since_s=_no_progress_since(policy, snapshot, memory),
     )
 
 
-def _standstill(policy: Policy, snapshot: Snapshot, memory: Memory) -> float | None:
+def _no_progress_since(policy: Policy, snapshot: Snapshot, memory: Memory) -> float | None:
     """Since when nothing was computed while there was something to compute."""
-    progress, since_s = snapshot.progress, memory.signals.standstill_since_s
+    progress, since_s = snapshot.progress, memory.signals.no_progress_since_s
     if progress is None or not (snapshot.requests.running or snapshot.requests.waiting):
         return None
     computed = memory.signals.shrink_scheduled_total

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hisparsed.policy.signals import EngineReport, Geometry, GhostPoint
+from hisparsed.policy.signals import EngineReport, GhostPoint, PoolGeometry
 
 _ROUNDING = 1e-9
 
@@ -30,18 +30,20 @@ class Reach:
         return min(self.hisparse_tokens, self.offload_tokens)
 
 
-def hisparse_reach_tokens(geometry: Geometry, capacity_blocks: int, in_use_blocks: int) -> int:
+def hisparse_reach_tokens(geometry: PoolGeometry, capacity_blocks: int, in_use_blocks: int) -> int:
     """Tokens of idle prefix in ``capacity_blocks`` host blocks."""
     return max(0, capacity_blocks - in_use_blocks) * geometry.block_tokens
 
 
-def occupied_tokens(geometry: Geometry, hisparse_in_use_blocks: int, in_flight_chunks: int) -> int:
+def occupied_tokens(
+    geometry: PoolGeometry, hisparse_in_use_blocks: int, in_flight_chunks: int
+) -> int:
     """Tokens of the offload pool that are not idle: of running requests, or in flight."""
     running_tokens = hisparse_in_use_blocks * geometry.block_tokens
     return max(in_flight_chunks * geometry.offload_chunk_tokens, running_tokens)
 
 
-def offload_reach_tokens(geometry: Geometry, capacity_chunks: int, occupied: int) -> int:
+def offload_reach_tokens(geometry: PoolGeometry, capacity_chunks: int, occupied: int) -> int:
     """Tokens of idle prefix in ``capacity_chunks``, where ``occupied`` tokens are not idle."""
     return max(0, capacity_chunks * geometry.offload_chunk_tokens - occupied)
 
@@ -57,7 +59,7 @@ def reach_now(snapshot: EngineReport) -> Reach:
 
 
 def reach_at(
-    geometry: Geometry,
+    geometry: PoolGeometry,
     offload_blocks: int,
     in_use_blocks: int,
     in_flight: int,
@@ -76,7 +78,7 @@ def reach_at(
 
 
 def equal_reach_blocks(
-    geometry: Geometry,
+    geometry: PoolGeometry,
     margin: float,
     in_use_blocks: int,
     in_flight_chunks: int,

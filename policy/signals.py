@@ -51,7 +51,7 @@ class AdmissionOrder(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class PoolGeometry:
     """What does not change while an engine lives.
 
     Raises ``ValueError`` naming the field when a size cannot be right.
@@ -312,7 +312,7 @@ class SampledRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Sessions:
+class LiveSet:
     """Sessions likely to come back, running ones included."""
 
     live_set_tokens: int
@@ -346,7 +346,7 @@ class Latencies:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmissionRules:
     """Order and limits; the same shape says what is in force and what to enforce."""
 
     order: AdmissionOrder
@@ -380,7 +380,7 @@ class Watermark:
 class EngineReport:
     """One consistent picture of the engine, taken on its thread between two steps."""
 
-    geometry: Geometry
+    geometry: PoolGeometry
     hisparse: HiSparsePool
     offload: OffloadPool
     pending_blocks: int
@@ -392,8 +392,8 @@ class EngineReport:
     gpu: GpuPool
     requests: Requests
     hot: HotBuffers
-    sessions: Sessions
-    admission: Admission
+    sessions: LiveSet
+    admission: AdmissionRules
     """The engine knows the order, its ageing and how many may run; the daemon the other limits."""
     watermark: Watermark
     progress: Progress | None = None

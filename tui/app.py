@@ -24,7 +24,7 @@ from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Footer
 
 from hisparsed.tui import format as fmt
-from hisparsed.tui.changes import Change, answer_words, request_body
+from hisparsed.tui.changes import ChangeRequest, answer_words, request_body
 from hisparsed.tui.client import NodeClient
 from hisparsed.tui.dialogs import ConfirmDialog, DetailDialog
 from hisparsed.tui.feed import Feed, NodeSession, journal_session, live_session
@@ -123,7 +123,7 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         for session in self.sessions:
-            feed = session.make_feed(self._teller(session))
+            feed = session.make_feed(self._updater(session))
             self.feeds[session.model.label] = feed
             self.run_worker(feed.run(), name=session.model.label, group="feeds")
         if self._fleet is not None:
@@ -132,14 +132,14 @@ class TopApp(App[None]):
             self.open_node(self.sessions[0].model.label)
         self.set_interval(_CLOCK_S, self.draw)
 
-    def _teller(self, session: NodeSession) -> Callable[[Update], None]:
-        def tell(update: Update) -> None:
+    def _updater(self, session: NodeSession) -> Callable[[Update], None]:
+        def apply(update: Update) -> None:
             session.model.apply(update, self._clock())
             if not self._draw_due:
                 self._draw_due = True
                 self.set_timer(LEAST_BETWEEN_DRAWS_S, self.draw)
 
-        return tell
+        return apply
 
     def draw(self) -> None:
         """The page that is seen, also behind a dialog: what it says is of now."""
@@ -212,7 +212,7 @@ class TopApp(App[None]):
 
 
 class NodeScreen(SteadyScreen[None]):
-    """One node. The application calls ``draw`` when there is news, and every second."""
+    """One node. The application calls ``draw`` after an update, and every second."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(tab.key, f"page('{tab.name}')", tab.title, show=False) for tab in TABS),
@@ -394,7 +394,7 @@ class NodeScreen(SteadyScreen[None]):
             return True
         return False
 
-    async def submit(self, change: Change, generation: int | None) -> None:
+    async def submit(self, change: ChangeRequest, generation: int | None) -> None:
         """Ask the operator, then the node, and say what it answered.
 
         ``generation`` is the policy's that the operator looked at when they began.

@@ -27,7 +27,7 @@ _MODE_MEANS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangeRequest:
     """One ``POST``. ``consequences`` are sentences for the confirmation."""
 
     title: str
@@ -44,7 +44,7 @@ def actor() -> str:
         return "unknown (top)"
 
 
-def request_body(change: Change, generation: int | None) -> Document:
+def request_body(change: ChangeRequest, generation: int | None) -> Document:
     """What is sent: the change, who asks, and which policy they had before them."""
     body: Document = {"actor": actor(), **change.body}
     if generation is not None:
@@ -73,9 +73,9 @@ def _doctor_words(answer: Document, findings: object) -> str:
     return f"the doctor looked: {count} finding{'s' if count > 1 else ''}, see d"
 
 
-def reload(model: NodeModel) -> Change:
+def reload(model: NodeModel) -> ChangeRequest:
     path = text(model.policy, "file") or text(model.policy, "path") or "the policy file"
-    return Change(
+    return ChangeRequest(
         "Reload the policy",
         (
             f"The node reads {path} again. A good document is in force from the next tick, as a "
@@ -86,8 +86,8 @@ def reload(model: NodeModel) -> Change:
     )
 
 
-def freeze(model: NodeModel, lever: str) -> Change:
-    return Change(
+def freeze(model: NodeModel, lever: str) -> ChangeRequest:
+    return ChangeRequest(
         f"Freeze {lever}",
         (
             f"{lever} stays at {_current(model, lever)} until it is thawed or the daemon ends; a "
@@ -99,8 +99,8 @@ def freeze(model: NodeModel, lever: str) -> Change:
     )
 
 
-def thaw(model: NodeModel, lever: str) -> Change:
-    return Change(
+def thaw(model: NodeModel, lever: str) -> ChangeRequest:
+    return ChangeRequest(
         f"Thaw {lever}",
         (f"{lever} may move again from the next tick; it is at {_current(model, lever)} now.",),
         "/v1/thaw",
@@ -108,7 +108,7 @@ def thaw(model: NodeModel, lever: str) -> Change:
     )
 
 
-def set_mode(lever: str, mode: str | None) -> Change:
+def set_mode(lever: str, mode: str | None) -> ChangeRequest:
     if mode is None:
         words: tuple[str, ...] = (f"{lever} goes back to the mode that the policy document says.",)
         title = f"{lever}: mode of the document"
@@ -119,16 +119,16 @@ def set_mode(lever: str, mode: str | None) -> Change:
             "the document counts, so the document can refuse it.",
         )
         title = f"{lever}: {mode}"
-    return Change(title, words, "/v1/mode", {"levers": [lever], "mode": mode})
+    return ChangeRequest(title, words, "/v1/mode", {"levers": [lever], "mode": mode})
 
 
-def set_value(key: str, before: str, value: str, seconds: float | None) -> Change:
+def set_value(key: str, before: str, value: str, seconds: float | None) -> ChangeRequest:
     """``seconds`` is ``None`` for "until it is unset"."""
     until = f"for {fmt.duration(seconds)}" if seconds is not None else "until it is unset"
     after = (
         "then the policy document counts again" if seconds is not None else "it survives reloads"
     )
-    return Change(
+    return ChangeRequest(
         f"Set {key} to {value}",
         (
             f"{key} goes from {before} to {value} from the next tick, {until}; {after}.",
@@ -139,8 +139,8 @@ def set_value(key: str, before: str, value: str, seconds: float | None) -> Chang
     )
 
 
-def unset(key: str) -> Change:
-    return Change(
+def unset(key: str) -> ChangeRequest:
+    return ChangeRequest(
         f"Unset {key}",
         (f"{key} goes back to what the policy document says, from the next tick.",),
         "/v1/policy/unset",
@@ -148,8 +148,8 @@ def unset(key: str) -> Change:
     )
 
 
-def look_again() -> Change:
-    return Change(
+def look_again() -> ChangeRequest:
+    return ChangeRequest(
         "Let the doctor look again",
         (
             "The node looks at what can change while it runs: memory, what dead engines left in "

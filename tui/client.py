@@ -112,12 +112,12 @@ class NodeClient:
             ) from None
 
     @asynccontextmanager
-    async def events(self, *, silence_s: float) -> AsyncIterator[AsyncIterator[tuple[str, str]]]:
+    async def events(self, *, timeout_s: float) -> AsyncIterator[AsyncIterator[tuple[str, str]]]:
         """The event stream as ``(kind, JSON text)``.
 
-        It ends when the daemon stops; ``Unreachable`` when nothing comes for ``silence_s``.
+        It ends when the daemon stops; ``Unreachable`` when nothing comes for ``timeout_s``.
         """
-        timeout = httpx.Timeout(silence_s, connect=CONNECT_S)
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
         try:
             async with self._http.stream("GET", "/v1/events", timeout=timeout) as response:
                 if not response.is_success:

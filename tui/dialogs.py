@@ -12,7 +12,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Button, Footer, Input, Label, OptionList, Static
 from textual.widgets.option_list import Option
 
-from hisparsed.tui.changes import Change, parse_seconds
+from hisparsed.tui.changes import ChangeRequest, parse_seconds
 from hisparsed.tui.styled import EMPTY, Line, line
 from hisparsed.tui.widgets import LinesView, SteadyModal
 
@@ -29,7 +29,7 @@ class ConfirmDialog(SteadyModal[bool]):
         Binding("left,right", "other", "Other", show=False),
     ]
 
-    def __init__(self, change: Change) -> None:
+    def __init__(self, change: ChangeRequest) -> None:
         super().__init__()
         self.change = change
 

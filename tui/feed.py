@@ -27,7 +27,7 @@ from hisparsed.tui.wire import Document, dig, items, number, parse_object
 
 
 class Feed(Protocol):
-    """News of a node, live or recorded."""
+    """Updates of a node, live or recorded."""
 
     want_requests: bool
 
@@ -52,12 +52,12 @@ class NodeSession:
     player: JournalPlayer | None = None
 
 
-Tell = Callable[[updates.Update], None]
+OnUpdate = Callable[[updates.Update], None]
 Part = tuple[str, dict[str, str | float], Callable[[Document], updates.Update]]
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 5.0
-_SILENCE_S = 15.0
+_TIMEOUT_S = 15.0
 _DECISIONS = 200
 _EVERY_TICK = 1_000
 _LOG_LINES = 500
@@ -66,22 +66,22 @@ _NO_TICKS_AFTER = "engine-"
 
 
 class LiveFeed:
-    """``run`` until cancelled; ``tell`` gets every update in the event loop's thread."""
+    """``run`` until cancelled; ``on_update`` gets every update in the event loop's thread."""
 
     def __init__(
         self,
         client: NodeClient,
-        tell: Tell,
+        on_update: OnUpdate,
         *,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
-        silence_s: float = _SILENCE_S,
+        timeout_s: float = _TIMEOUT_S,
     ) -> None:
         self.client = client
         self.want_requests = False
         """Whether somebody looks at the table of requests."""
-        self._tell = tell
+        self._on_update = on_update
         self._sleep = sleep
-        self._silence_s = silence_s
+        self._timeout_s = timeout_s
         self._policy_mark: object = None
         self._asking_requests: asyncio.Task[None] | None = None
         self._asking_policy: asyncio.Task[None] | None = None
@@ -94,18 +94,18 @@ class LiveFeed:
             while True:
                 heard = False
                 try:
-                    async with self.client.events(silence_s=self._silence_s) as events:
+                    async with self.client.events(timeout_s=self._timeout_s) as events:
                         async for kind, data in events:
                             if not heard:
                                 heard, pause_s = True, FIRST_PAUSE_S
-                                self._tell(updates.Connected())
+                                self._on_update(updates.Connected())
                                 self._policy_mark = None
                                 self._start(self._catch_up())
                             self._take(kind, data)
                     why = "the daemon ended the stream; it is stopping"
                 except (Unreachable, Refused) as error:
                     why = str(error)
-                self._tell(updates.Lost(why))
+                self._on_update(updates.Lost(why))
                 await self._sleep(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
         finally:
@@ -138,7 +138,7 @@ class LiveFeed:
         given = {name: value for name, value in query.items() if value is not None}
         with contextlib.suppress(Unreachable, Refused):
             document = await self.client.get("/v1/decisions", limit=_EVERY_TICK, **given)
-            self._tell(_decisions(document))
+            self._on_update(_decisions(document))
 
     def _start(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
@@ -148,23 +148,23 @@ class LiveFeed:
 
     def _take(self, kind: str, data: str) -> None:
         try:
-            news = _news(kind, data)
+            update = _update_of(kind, data)
         except ValueError:
             return  # a kind or a form of a later version
-        if news is None:
+        if update is None:
             return
-        self._tell(news)
-        if isinstance(news, updates.StatusNews):
-            mark = _policy_mark(news.document)
+        self._on_update(update)
+        if isinstance(update, updates.StatusUpdate):
+            mark = _policy_mark(update.document)
             if mark != self._policy_mark:
                 self._policy_mark = mark
                 self.refresh_policy()
             if self.want_requests:
                 self.refresh_requests()
-        elif isinstance(news, updates.EventNews):
+        elif isinstance(update, updates.EventUpdate):
             # Overrides come and go with an event and without a new generation.
             self.refresh_policy()
-            if any(str(one.get("kind")).startswith(_NO_TICKS_AFTER) for one in news.events):
+            if any(str(one.get("kind")).startswith(_NO_TICKS_AFTER) for one in update.events):
                 self._start(self._ask_status())
 
     async def _catch_up(self) -> None:
@@ -176,18 +176,18 @@ class LiveFeed:
                 continue
             except Unreachable:
                 return
-            self._tell(wrap(document))
+            self._on_update(wrap(document))
 
     async def _ask_status(self) -> None:
         with contextlib.suppress(Unreachable, Refused):
-            self._tell(updates.StatusNews(await self.client.get("/v1/status")))
+            self._on_update(updates.StatusUpdate(await self.client.get("/v1/status")))
 
     async def _ask_policy(self) -> None:
         again = True
         while again:
             self._policy_asked_again = False
             try:
-                self._tell(updates.PolicyNews(await self.client.get("/v1/policy")))
+                self._on_update(updates.PolicyUpdate(await self.client.get("/v1/policy")))
             except (Unreachable, Refused):
                 self._policy_mark = None  # the next status asks again
                 return
@@ -195,32 +195,32 @@ class LiveFeed:
 
     async def _ask_requests(self) -> None:
         try:
-            self._tell(updates.RequestNews(await self.client.get("/v1/requests")))
+            self._on_update(updates.RequestUpdate(await self.client.get("/v1/requests")))
         except Refused as error:
             why = "this node has no table of requests" if error.status == 404 else str(error)
-            self._tell(updates.RequestNews(None, why))
+            self._on_update(updates.RequestUpdate(None, why))
         except Unreachable as error:
-            self._tell(updates.RequestNews(None, str(error)))
+            self._on_update(updates.RequestUpdate(None, str(error)))
 
 
 def past_parts(*, history_s: float) -> Sequence[Part]:
     """What to ask for once, and how to take it. The policy is asked for by its mark."""
     return (
-        ("/v1/history", {"span_s": history_s}, updates.HistoryNews),
+        ("/v1/history", {"span_s": history_s}, updates.HistoryUpdate),
         ("/v1/decisions", {"limit": _DECISIONS, "notable": "true"}, _decisions),
         ("/v1/journal/events", {"limit": _DECISIONS}, _events),
         ("/v1/logs", {"limit": _LOG_LINES}, _logs),
     )
 
 
-def _news(kind: str, data: str) -> updates.Update | None:
+def _update_of(kind: str, data: str) -> updates.Update | None:
     if kind == "status":
-        return updates.StatusNews(parse_object(data))
+        return updates.StatusUpdate(parse_object(data))
     if kind == "event":
-        return updates.EventNews([parse_object(data)])
+        return updates.EventUpdate([parse_object(data)])
     if kind in ("decisions", "logs"):
         found = items({kind: json.loads(data)}, kind)
-        return updates.DecisionNews(found) if kind == "decisions" else updates.LogNews(found)
+        return updates.DecisionUpdate(found) if kind == "decisions" else updates.LogUpdate(found)
     return None
 
 
@@ -229,21 +229,21 @@ def _policy_mark(status: Document) -> object:
 
 
 def _decisions(document: Document) -> updates.Update:
-    return updates.DecisionNews(items(document, "decisions"))
+    return updates.DecisionUpdate(items(document, "decisions"))
 
 
 def _events(document: Document) -> updates.Update:
-    return updates.EventNews(items(document, "events"))
+    return updates.EventUpdate(items(document, "events"))
 
 
 def _logs(document: Document) -> updates.Update:
-    return updates.LogNews(items(document, "lines"))
+    return updates.LogUpdate(items(document, "lines"))
 
 
 def live_session(client: NodeClient) -> NodeSession:
     """A running node."""
     model = NodeModel(client.address.label, str(client.address))
-    return NodeSession(model, lambda tell: LiveFeed(client, tell), client=client)
+    return NodeSession(model, lambda on_update: LiveFeed(client, on_update), client=client)
 
 
 def journal_session(reader: JournalReader, label: str) -> NodeSession:

@@ -94,7 +94,7 @@ def values_of(status: object) -> Values:
     )
 
 
-class History:
+class ChartHistory:
     """Samples by time: about one a second for five minutes, one in five seconds before that."""
 
     def __init__(self) -> None:
@@ -116,8 +116,8 @@ class History:
         """Nothing was measured up to this time; what came before it is not of now."""
         self._passed_s = at_unix_s
 
-    def copy(self) -> History:
-        other = History()
+    def copy(self) -> ChartHistory:
+        other = ChartHistory()
         other._times, other._values = self._times.copy(), self._values.copy()
         other._passed_s = self._passed_s
         return other

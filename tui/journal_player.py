@@ -130,7 +130,7 @@ _MOST_TICKS_A_FRAME = 200
 _EFFECT_S = 60.0
 _LATER_TICKS = 40
 
-Tell = Callable[[updates.Update], None]
+OnUpdate = Callable[[updates.Update], None]
 
 
 class JournalPlayer:
@@ -151,7 +151,7 @@ class JournalPlayer:
         """The journal's time that is shown."""
         self._clock = clock
         self._sleep = sleep
-        self._tell: Tell = lambda _: None
+        self._on_update: OnUpdate = lambda _: None
         self._next = 0
 
     @property
@@ -176,12 +176,12 @@ class JournalPlayer:
 
     # --- feed ---------------------------------------------------------------------
 
-    def start(self, tell: Tell) -> JournalPlayer:
-        self._tell = tell
+    def start(self, on_update: OnUpdate) -> JournalPlayer:
+        self._on_update = on_update
         return self
 
     async def run(self) -> None:
-        self._tell(updates.Connected())
+        self._on_update(updates.Connected())
         self.seek(self.at_s)
         before = self._clock()
         while True:
@@ -205,7 +205,7 @@ class JournalPlayer:
         return whole_tick(tick, later)
 
     def refresh_requests(self) -> None:
-        self._tell(updates.RequestNews(None, "a journal does not hold single requests"))
+        self._on_update(updates.RequestUpdate(None, "a journal does not hold single requests"))
 
     def refresh_policy(self) -> None:
         """A journal holds the policy's hash only."""
@@ -213,7 +213,7 @@ class JournalPlayer:
     def refresh_decisions(self, lever: str | None, code: str | None) -> None:
         """The latest ticks whole; what fits them is the page's to choose."""
         first = max(0, self._next - _DECISIONS_BEFORE)
-        self._tell_decisions(self._read(range(first, self._next)), every=True)
+        self._send_decisions(self._read(range(first, self._next)), every=True)
 
     # --- playing ------------------------------------------------------------------
 
@@ -255,11 +255,11 @@ class JournalPlayer:
             # Too fast to show every tick: charts take samples, and no move is left out.
             places = range(first, last + 1, len(places) // _MOST_TICKS_A_FRAME + 1)
         ticks = self._read(places)
-        self._tell_decisions(self._read(self._moves_in(first, last + 1)), every=False)
+        self._send_decisions(self._read(self._moves_in(first, last + 1)), every=False)
         for tick in [*ticks[:-1], *self._read([last])]:
-            self._tell(updates.StatusNews(status_document(tick, self.begin_s)))
+            self._on_update(updates.StatusUpdate(status_document(tick, self.begin_s)))
         begin_s = self.reader.times[first - 1] if first else self.begin_s - 1
-        self._tell_events(begin_s, self.at_s)
+        self._send_events(begin_s, self.at_s)
 
     def seek(self, at_s: float) -> None:
         """Jump, and show the two hours before."""
@@ -267,14 +267,14 @@ class JournalPlayer:
         last = self.reader.place_at(self.at_s)
         first = max(0, self.reader.place_at(self.at_s - SPAN_S))
         self._next = last + 1
-        self._tell(updates.StartOver())
+        self._on_update(updates.StartOver())
         step = max(1, (last - first + 1) // _HISTORY_SAMPLES)
         places = sorted({*range(first, last + 1, step), *range(max(first, last - 60), last + 1)})
         for tick in self._read(places):
-            self._tell(updates.StatusNews(status_document(tick, self.begin_s)))
+            self._on_update(updates.StatusUpdate(status_document(tick, self.begin_s)))
         moves = self._moves_in(first, last + 1)[-_DECISIONS_BEFORE:]
-        self._tell_decisions(self._read(moves), every=False)
-        self._tell_events(self.at_s - SPAN_S, self.at_s)
+        self._send_decisions(self._read(moves), every=False)
+        self._send_events(self.at_s - SPAN_S, self.at_s)
 
     def _moves_in(self, first: int, beyond: int) -> list[int]:
         times, moves = self.reader.times, self.reader.moves
@@ -287,14 +287,14 @@ class JournalPlayer:
         found = (self.reader.tick(place) for place in places)
         return [tick for tick in found if tick is not None]
 
-    def _tell_decisions(self, ticks: list[RecordedTick], *, every: bool) -> None:
+    def _send_decisions(self, ticks: list[RecordedTick], *, every: bool) -> None:
         decisions = [
             one for tick in ticks for one in flat_decisions(tick) if every or one["notable"]
         ]
         if decisions:
-            self._tell(updates.DecisionNews(decisions))
+            self._on_update(updates.DecisionUpdate(decisions))
 
-    def _tell_events(self, begin_s: float, end_s: float) -> None:
+    def _send_events(self, begin_s: float, end_s: float) -> None:
         events = self.reader.events(begin_s, end_s, _EVENTS_BEFORE)
         if events:
-            self._tell(updates.EventNews(events))
+            self._on_update(updates.EventUpdate(events))

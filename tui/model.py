@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hisparsed.tui import updates
-from hisparsed.tui.history import History, values_of
+from hisparsed.tui.history import ChartHistory, values_of
 from hisparsed.tui.wire import Document, dig, items, number, text
 
 DECISIONS_KEPT = 2_000
@@ -19,7 +19,7 @@ EVENTS_KEPT = 500
 LOG_LINES_KEPT = 2_000
 
 
-class Link(StrEnum):
+class Connection(StrEnum):
     """How it stands with the node's API."""
 
     CONNECTING = "connecting"
@@ -28,7 +28,7 @@ class Link(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Severity:
+class Urgency:
     """How much a node needs a person: the higher, the worse; ``word`` says why."""
 
     rank: int
@@ -36,16 +36,16 @@ class Severity:
 
 
 class NodeModel:
-    """One node. ``revision`` grows with every update, so that a page can tell news."""
+    """One node. ``revision`` grows with every update, so that a page sees a change."""
 
     def __init__(self, label: str, address: str = "") -> None:
         self.label = label
         self.address = address
-        self.link = Link.CONNECTING
+        self.link = Connection.CONNECTING
         self.link_since_s: float | None = None
         self.link_why = ""
         self.revision = 0
-        self.history = History()
+        self.history = ChartHistory()
         self._forget()
 
     def _forget(self) -> None:
@@ -93,7 +93,7 @@ class NodeModel:
     @property
     def stale(self) -> bool:
         """Whether what is shown is not of now."""
-        return self.link is not Link.CONNECTED
+        return self.link is not Connection.CONNECTED
 
     @property
     def outdated(self) -> bool:
@@ -101,47 +101,47 @@ class NodeModel:
         state = text(self.status, "engine.state")
         return self.stale or state not in (None, "serving", "draining")
 
-    def severity(self) -> Severity:
+    def severity(self) -> Urgency:
         """For the order of the fleet, worst first."""
         lifecycle, engine = text(self.status, "lifecycle"), text(self.status, "engine.state")
-        if self.link is Link.LOST:
-            return Severity(90, "disconnected")
+        if self.link is Connection.LOST:
+            return Urgency(90, "disconnected")
         if self.status is None:
-            return Severity(70, "connecting")
+            return Urgency(70, "connecting")
         if lifecycle == "engine-gone":
-            return Severity(95, "engine gone")
+            return Urgency(95, "engine gone")
         if engine == "failed":
-            return Severity(95, "engine failed")
+            return Urgency(95, "engine failed")
         if engine == "restarting":
-            return Severity(85, "engine restarting")
+            return Urgency(85, "engine restarting")
         if engine == "starting":
-            return Severity(82, "engine starting")
+            return Urgency(82, "engine starting")
         if lifecycle not in ("serving", None):
-            return Severity(80, lifecycle)
+            return Urgency(80, lifecycle)
         observed = self.observed
         if not observed:
-            return Severity(75, "no report yet")
+            return Urgency(75, "no report yet")
         age_s, tick_s = number(observed, "report_age_s"), number(self.status, "loop.tick_s")
         if age_s is not None and age_s > max(5.0, 5 * (tick_s or 1.0)):
-            return Severity(65, "report is old")
+            return Urgency(65, "report is old")
         if number(self.status, "loop.failed_ticks"):
-            return Severity(60, "ticks failed")
+            return Urgency(60, "ticks failed")
         if dig(self.status, "journal.writing") is False:
-            return Severity(50, "journal stopped")
+            return Urgency(50, "journal stopped")
         if number(self.status, "doctor.fatal"):
-            return Severity(48, "doctor: fatal")
+            return Urgency(48, "doctor: fatal")
         if dig(self.status, "engine.quarantined") is not None:
-            return Severity(46, "values put aside")
+            return Urgency(46, "values quarantined")
         if text(self.status, "policy.last_error"):
-            return Severity(45, "policy rejected")
+            return Urgency(45, "policy rejected")
         if dig(observed, "gpu.waiting_for_blocks"):
-            return Severity(30, "short of GPU blocks")
+            return Urgency(30, "short of GPU blocks")
         coverage = number(self.derived, "coverage")
         if coverage is not None and coverage < 1:
-            return Severity(20, "coverage low")
+            return Urgency(20, "coverage low")
         if number(observed, "requests.waiting"):
-            return Severity(10, "calls wait")
-        return Severity(0, "ok")
+            return Urgency(10, "calls wait")
+        return Urgency(0, "ok")
 
     def frozen_copy(self) -> NodeModel:
         """The same at this moment; what comes later does not reach it."""
@@ -157,27 +157,27 @@ class NodeModel:
         self.revision += 1
         match update:
             case updates.Connected():
-                self._set_link(Link.CONNECTED, now_s, "")
+                self._set_link(Connection.CONNECTED, now_s, "")
             case updates.Lost(why):
-                self._set_link(Link.LOST, now_s, why)
+                self._set_link(Connection.LOST, now_s, why)
             case updates.StartOver():
                 self._forget()
-            case updates.StatusNews(document):
+            case updates.StatusUpdate(document):
                 self._take_status(document, now_s)
-            case updates.DecisionNews(decisions):
+            case updates.DecisionUpdate(decisions):
                 self._merge(self.decisions, decisions)
-            case updates.EventNews(events):
+            case updates.EventUpdate(events):
                 self._merge(self.events, events)
-            case updates.LogNews(lines):
+            case updates.LogUpdate(lines):
                 self._take_logs(lines)
-            case updates.PolicyNews(document):
+            case updates.PolicyUpdate(document):
                 self.policy = document
-            case updates.HistoryNews(document):
+            case updates.HistoryUpdate(document):
                 self.history.load(document)
-            case updates.RequestNews(table, why):
+            case updates.RequestUpdate(table, why):
                 self.requests, self.requests_why = table, why
 
-    def _set_link(self, link: Link, now_s: float, why: str) -> None:
+    def _set_link(self, link: Connection, now_s: float, why: str) -> None:
         if link is not self.link:
             self.link, self.link_since_s = link, now_s
         self.link_why = why
@@ -198,10 +198,10 @@ class NodeModel:
             self.history.pass_to(at_s)
         self._merge(self.events, items(document, "events"))
 
-    def _merge(self, ring: deque[Document], news: list[Document]) -> None:
+    def _merge(self, ring: deque[Document], new: list[Document]) -> None:
         """Newest first, each once."""
         known = {_identity(one) for one in ring}
-        fresh = [one for one in news if _identity(one) not in known]
+        fresh = [one for one in new if _identity(one) not in known]
         if not fresh:
             return
         fresh.sort(key=_age_order)

@@ -54,7 +54,7 @@ def _text(lines: Sequence[Line], context: ViewContext) -> str:
 
 _PLAIN_WIDTH = 100
 _HISTORY_S = 900
-_POLICY: Part = ("/v1/policy", {}, updates.PolicyNews)
+_POLICY: Part = ("/v1/policy", {}, updates.PolicyUpdate)
 
 
 async def ask_once(client: NodeClient) -> NodeModel:
@@ -75,7 +75,7 @@ async def ask_once(client: NodeClient) -> NodeModel:
         except ViewError as error:
             model.apply(updates.Lost(str(error)), time.time())
             break
-    model.apply(updates.StatusNews(status), time.time())
+    model.apply(updates.StatusUpdate(status), time.time())
     return model
 
 

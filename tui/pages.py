@@ -17,7 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
 from hisparsed.tui import changes
-from hisparsed.tui.changes import Change
+from hisparsed.tui.changes import ChangeRequest
 from hisparsed.tui.dialogs import ChoiceDialog, DetailDialog, ValueDialog
 from hisparsed.tui.feed import Feed
 from hisparsed.tui.model import NodeModel
@@ -58,7 +58,7 @@ from hisparsed.tui.views.requests import (
 from hisparsed.tui.widgets import LinesView, TableView
 from hisparsed.tui.wire import Document, number, text
 
-Submit = Callable[[Change, int | None], Awaitable[None]]
+Submit = Callable[[ChangeRequest, int | None], Awaitable[None]]
 """Asks the operator, then the node; with the policy generation that was looked at, if any."""
 
 

@@ -1,4 +1,4 @@
-"""What a feed tells about its node, live or recorded: one type a kind of news."""
+"""Updates of a node that a feed brings, live or recorded: one type a kind."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusNews:
+class StatusUpdate:
     document: Document
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionNews:
+class DecisionUpdate:
     """Flat decisions in any order; those known already count once."""
 
     decisions: list[Document]
 
 
 @dataclass(frozen=True, slots=True)
-class EventNews:
+class EventUpdate:
     events: list[Document]
 
 
 @dataclass(frozen=True, slots=True)
-class LogNews:
+class LogUpdate:
     lines: list[Document]
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyNews:
+class PolicyUpdate:
     document: Document
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryNews:
+class HistoryUpdate:
     document: Document
 
 
 @dataclass(frozen=True, slots=True)
-class RequestNews:
+class RequestUpdate:
     """``document`` is ``None`` where the node cannot tell, with ``why``."""
 
     document: Document | None
@@ -67,12 +67,12 @@ class StartOver:
 Update = (
     Connected
     | Lost
-    | StatusNews
-    | DecisionNews
-    | EventNews
-    | LogNews
-    | PolicyNews
-    | HistoryNews
-    | RequestNews
+    | StatusUpdate
+    | DecisionUpdate
+    | EventUpdate
+    | LogUpdate
+    | PolicyUpdate
+    | HistoryUpdate
+    | RequestUpdate
     | StartOver
 )

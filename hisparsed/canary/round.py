@@ -17,7 +17,7 @@ from typing import Protocol
 from hisparsed.control.status.document import CanaryRun
 from hisparsed.engine.messages import CanaryReport, Residency
 from hisparsed.policy.schema import Canary
-from hisparsed.policy.signals import Geometry
+from hisparsed.policy.signals import PoolGeometry
 
 
 class Trigger(StrEnum):
@@ -42,7 +42,7 @@ class Conditions:
     """Blocks are promised or recalled and have not moved yet."""
 
 
-class Schedule:
+class CanarySchedule:
     """One engine life. Call ``look`` every tick, ``ran`` when a round has begun."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ _SHARE_OF_LONGEST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CanaryQuestion:
     """``recompute`` reads no prefix: every row is written anew."""
 
     prompt: tuple[int, ...]
@@ -99,7 +99,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CanaryAnswer:
     tokens: tuple[int, ...]
     prefix_hit_tokens: int
     seen: CanaryReport
@@ -112,10 +112,10 @@ class CanaryEngine(Protocol):
         """Token ids of ``text`` in the model's own words."""
         ...
 
-    async def ask(self, question: Question) -> Answer: ...
+    async def ask(self, question: CanaryQuestion) -> CanaryAnswer: ...
 
 
-def prompt_tokens(prefix: float, geometry: Geometry) -> int:
+def prompt_tokens(prefix: float, geometry: PoolGeometry) -> int:
     """Length of the prompt for ``prefix`` times the top-k.
 
     In a prompt many times the top-k most rows are never selected, and harm to them not seen. A
@@ -141,31 +141,31 @@ def _text(lines: int) -> str:
     )
 
 
-def questions_of_a_round(prompt: tuple[int, ...], tokens: int) -> tuple[Question, ...]:
+def questions_of_a_round(prompt: tuple[int, ...], tokens: int) -> tuple[CanaryQuestion, ...]:
     """What is held is read first, from the host alone and from both; then all is computed anew."""
     return (
-        Question(prompt, tokens, "none"),
-        Question(prompt, tokens, "mixed"),
-        Question(prompt, tokens, "full", recompute=True),
+        CanaryQuestion(prompt, tokens, "none"),
+        CanaryQuestion(prompt, tokens, "mixed"),
+        CanaryQuestion(prompt, tokens, "full", recompute=True),
     )
 
 
-def first_questions(prompt: tuple[int, ...], tokens: int) -> tuple[Question, ...]:
+def first_questions(prompt: tuple[int, ...], tokens: int) -> tuple[CanaryQuestion, ...]:
     """The first answer, computed anew, is the one that all others must equal."""
     none, mixed, full = questions_of_a_round(prompt, tokens)
     return (full, none, mixed)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RoundResult:
     """``expected`` tokens against those of each question of the round."""
 
     expected: tuple[int, ...]
-    questions: tuple[Question, ...]
-    answers: tuple[Answer, ...]
+    questions: tuple[CanaryQuestion, ...]
+    answers: tuple[CanaryAnswer, ...]
 
     @property
-    def differing(self) -> tuple[tuple[Question, Answer], ...]:
+    def differing(self) -> tuple[tuple[CanaryQuestion, CanaryAnswer], ...]:
         pairs = zip(self.questions, self.answers, strict=True)
         return tuple((asked, got) for asked, got in pairs if got.tokens != self.expected)
 
@@ -215,7 +215,7 @@ def state_of(seen: CanaryReport) -> str:
     return max(steps, key=steps.__getitem__)
 
 
-def _states(answers: Sequence[Answer]) -> str:
+def _states(answers: Sequence[CanaryAnswer]) -> str:
     states = list(dict.fromkeys(state_of(one.seen) for one in answers))
     words = " and ".join(filter(None, (", ".join(states[:-1]), states[-1])))
     return f"{words} residency"

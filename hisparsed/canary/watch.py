@@ -17,20 +17,20 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from hisparsed.canary.round import (
-    Answer,
+    CanaryAnswer,
     CanaryEngine,
+    CanaryQuestion,
+    CanarySchedule,
     Conditions,
-    Question,
-    Schedule,
+    RoundResult,
     Trigger,
-    Verdict,
     first_questions,
     make_prompt,
     prompt_tokens,
     questions_of_a_round,
 )
-from hisparsed.control.events import Announcer
-from hisparsed.control.holds import Overrides
+from hisparsed.control.events import EventRecorder
+from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal
 from hisparsed.control.journal.records import SNAPSHOT_JSON, TickRecord
 from hisparsed.control.state_files import save_evidence_file
@@ -40,7 +40,7 @@ from hisparsed.engine.messages import CanaryCall
 from hisparsed.engine.port import EngineGone
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.schema import Canary
-from hisparsed.policy.signals import AdmissionOrder, Geometry, Lever
+from hisparsed.policy.signals import AdmissionOrder, Lever, PoolGeometry
 from hisparsed.policy.units import counted
 
 if TYPE_CHECKING:
@@ -54,7 +54,11 @@ _DECISIONS = 60
 
 
 def evidence_document(
-    verdict: Verdict, trigger: str, at_unix_s: float, last: TickOutcome, ticks: Iterable[TickRecord]
+    verdict: RoundResult,
+    trigger: str,
+    at_unix_s: float,
+    last: TickOutcome,
+    ticks: Iterable[TickRecord],
 ) -> dict[str, Any]:
     """Everything that is known of a mismatch, as plain JSON values."""
     report = SNAPSHOT_JSON.dump_python(last.record.snapshot, mode="json")
@@ -116,7 +120,7 @@ class CanaryAsker:
     def tokens_of(self, text: str) -> list[int]:
         return list(self._handle.llm.get_tokenizer().encode(text, add_special_tokens=False))
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: CanaryQuestion) -> CanaryAnswer:
         """Raises ``TimeoutError``, ``EngineGone``, or what vLLM raises when it refuses."""
         request_id = f"canary-{token_hex(16)}"
         call = CanaryCall(request_id=request_id, residency=question.residency)
@@ -126,9 +130,11 @@ class CanaryAsker:
                 tokens, hit = await self._generate(question, request_id)
         finally:
             seen = await self._handle.end_canary(request_id)
-        return Answer(tokens, hit, seen)
+        return CanaryAnswer(tokens, hit, seen)
 
-    async def _generate(self, question: Question, request_id: str) -> tuple[tuple[int, ...], int]:
+    async def _generate(
+        self, question: CanaryQuestion, request_id: str
+    ) -> tuple[tuple[int, ...], int]:
         prompt = {"prompt_token_ids": list(question.prompt), "cache_salt": self._salt}
         tokens: tuple[int, ...] = ()
         hit = 0
@@ -140,7 +146,7 @@ class CanaryAsker:
         return tokens, hit
 
 
-def sampling_of(question: Question) -> Any:
+def sampling_of(question: CanaryQuestion) -> Any:
     """vLLM's ``SamplingParams``: greedy, of exactly the length asked for, in one output."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -164,8 +170,8 @@ class CanaryWatch:
     def __init__(
         self,
         engine: CanaryEngine,
-        overrides: Overrides,
-        announcer: Announcer,
+        holds: Holds,
+        recorder: EventRecorder,
         journal: Journal,
         state_dir: Path,
         *,
@@ -173,14 +179,14 @@ class CanaryWatch:
         wall_clock: Callable[[], float],
     ) -> None:
         self._engine = engine
-        self._overrides = overrides
-        self._announcer = announcer
+        self._holds = holds
+        self._recorder = recorder
         self._journal = journal
         self._state_dir = state_dir
         self._clock = clock
         self._wall_clock = wall_clock
         self._began_s = clock()
-        self._schedule = Schedule()
+        self._schedule = CanarySchedule()
         self._asking = asyncio.Lock()
         self._round: asyncio.Task[None] | None = None
         self._last: TickOutcome | None = None
@@ -234,25 +240,25 @@ class CanaryWatch:
 
     # --- asking -----------------------------------------------------------------------
 
-    async def _ask(self, settings: Canary, geometry: Geometry) -> Verdict:
+    async def _ask(self, settings: Canary, geometry: PoolGeometry) -> RoundResult:
         prompt = make_prompt(self._engine, prompt_tokens(settings.prefix, geometry))
         known = self._expected
         if known is not None and known[:2] == (prompt, settings.tokens):
             questions = questions_of_a_round(prompt, settings.tokens)
             answers = await self._answers(questions)
-            return Verdict(known[2], questions, answers)
+            return RoundResult(known[2], questions, answers)
         questions = first_questions(prompt, settings.tokens)
         answers = await self._answers(questions)
-        verdict = Verdict(answers[0].tokens, questions, answers)
+        verdict = RoundResult(answers[0].tokens, questions, answers)
         if not verdict.differing:
             self._expected = (prompt, settings.tokens, answers[0].tokens)
-            self._announcer.event(
+            self._recorder.event(
                 EventKind.CANARY_RECORDED,
                 f"The canary's answer to {len(prompt)} tokens is recorded: {verdict.sentence}.",
             )
         return verdict
 
-    async def _answers(self, questions: tuple[Question, ...]) -> tuple[Answer, ...]:
+    async def _answers(self, questions: tuple[CanaryQuestion, ...]) -> tuple[CanaryAnswer, ...]:
         answers = []
         for question in questions:
             answer = await self._engine.ask(question)
@@ -269,12 +275,12 @@ class CanaryWatch:
         if self._state is not CanaryState.MISMATCH:
             self._state = CanaryState.FAILED
             self._found = f"the last round did not end ({words})"
-        self._announcer.event(
+        self._recorder.event(
             EventKind.CANARY_FAILED, f"The canary got no answer ({words}); it asks again later."
         )
 
     async def _judge(
-        self, verdict: Verdict, trigger: Trigger, settings: Canary, actor: str | None
+        self, verdict: RoundResult, trigger: Trigger, settings: Canary, actor: str | None
     ) -> None:
         self._rounds += 1
         self._runs = verdict.runs()
@@ -286,27 +292,27 @@ class CanaryWatch:
         elif actor is not None:
             self._state, self._found = CanaryState.OK, verdict.sentence
             self._not_ready = False
-            self._announcer.event(
+            self._recorder.event(
                 EventKind.CANARY_CLEARED,
                 f"{actor} asked the canary again: {verdict.sentence}. Frozen levers stay frozen "
                 "until they are thawed.",
                 actor=actor,
             )
 
-    async def _alarm(self, verdict: Verdict, trigger: Trigger, settings: Canary) -> None:
+    async def _alarm(self, verdict: RoundResult, trigger: Trigger, settings: Canary) -> None:
         self._mismatches += 1
         self._state, self._found = CanaryState.MISMATCH, verdict.sentence
         self._not_ready = settings.on_mismatch == "freeze-and-not-ready"
-        self._overrides.freeze(Lever)
+        self._holds.freeze(Lever)
         kept = await self._keep(verdict, trigger)
         ready = " The node answers not ready." if self._not_ready else ""
-        self._announcer.event(
+        self._recorder.event(
             EventKind.CANARY_MISMATCH,
             f"The canary got another answer than at the start: {verdict.sentence}. Answers to "
             f"users may be wrong too. Every lever is frozen.{ready} {kept}",
         )
 
-    async def _keep(self, verdict: Verdict, trigger: Trigger) -> str:
+    async def _keep(self, verdict: RoundResult, trigger: Trigger) -> str:
         last = self._last
         if last is None:
             return "No report was there to keep."

@@ -16,7 +16,7 @@ from hisparsed.cli.options import JsonOption, SocketOption
 
 if TYPE_CHECKING:
     from hisparsed.control.api.client import ControlClient
-    from hisparsed.control.status.document import EngineLifeStatus
+    from hisparsed.control.status.document import EngineStatus
 
 
 EXIT_NOT_AS_ASKED = 1
@@ -33,7 +33,7 @@ engine_app = typer.Typer(
 
 @engine_app.command()
 def show(as_json: JsonOption = False, socket: SocketOption = None) -> None:
-    """Say how the engine is, how it ended, what is put aside."""
+    """Say how the engine is, how it ended, what is quarantined."""
     from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
 
     with ControlClient(socket or DEFAULT_SOCKET) as client:
@@ -83,7 +83,7 @@ def restart(
         raise typer.Exit(EXIT_NOT_AS_ASKED)
 
 
-def _life(client: "ControlClient") -> "EngineLifeStatus":
+def _life(client: "ControlClient") -> "EngineStatus":
     from hisparsed.errors import UserError
 
     life = client.status().engine
@@ -92,7 +92,7 @@ def _life(client: "ControlClient") -> "EngineLifeStatus":
     return life
 
 
-def _until_settled(client: "ControlClient", restarts_before: int) -> "EngineLifeStatus":
+def _until_settled(client: "ControlClient", restarts_before: int) -> "EngineStatus":
     """Once another engine serves, or none will: follows the restart, telling each turn."""
     said = ""
     while True:
@@ -107,9 +107,9 @@ def _until_settled(client: "ControlClient", restarts_before: int) -> "EngineLife
         time.sleep(_LOOK_EVERY_S)
 
 
-def _ending(life: "EngineLifeStatus", begun: str) -> str:
+def _ending(life: "EngineStatus", begun: str) -> str:
     if life.quarantined is not None:
-        return f"Put aside, the last good values serve: {life.quarantined.error}"
+        return f"Quarantined, the last good values serve: {life.quarantined.error}"
     return begun if life.state == "draining" else life.sentence
 
 

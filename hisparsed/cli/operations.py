@@ -61,12 +61,12 @@ def install(
 ) -> None:
     """Lay out the systemd service, its user, folders, configuration and dashboards."""
     from hisparsed.errors import UserError
-    from hisparsed.operations.install import Layout
+    from hisparsed.operations.install import InstallLayout
     from hisparsed.operations.install import install as lay_out
 
     if prefix is not None and not prefix.is_absolute():
         raise UserError(f"--prefix: {prefix} is relative; write it from /, such as /usr")
-    layout = Layout(
+    layout = InstallLayout(
         root=root.absolute(),
         prefix=prefix,
         executable=_program() if executable is None else executable.absolute(),

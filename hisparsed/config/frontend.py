@@ -67,7 +67,7 @@ OWNED_FRONTEND_ARGS: Final = {
         _TLS,
     ),
     "root_path": "let the proxy take its prefix off; the daemon serves a list of paths",
-    "middleware": "clients pass the daemon's own gate; put a proxy in front of it",
+    "middleware": "clients pass the daemon's own admission; put a proxy in front of it",
     "h11_max_incomplete_event_size": _LIMITS,
     "h11_max_header_count": _LIMITS,
     "uvicorn_log_level": _LOGS,

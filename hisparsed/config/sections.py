@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from hisparsed.policy.problems import refuse
 from hisparsed.policy.units import Duration, Fraction, format_duration
 
-Patience = Annotated[Duration, Field(gt=0)]
+Timeout = Annotated[Duration, Field(gt=0)]
 
 
 class ApiLimits(BaseModel):
@@ -23,13 +23,13 @@ class ApiLimits(BaseModel):
 
     connections: int = Field(default=4_096, ge=16, le=100_000)
     """When all are in use, the client goes that has been idle or sending for longest."""
-    header_timeout: Patience = 10.0
+    header_timeout: Timeout = 10.0
     """From connecting, or a request's first byte, until its headers are whole."""
-    body_timeout: Patience = 60.0
+    body_timeout: Timeout = 60.0
     """From the headers until the body is whole."""
-    idle_timeout: Patience = 75.0
+    idle_timeout: Timeout = 75.0
     """Between two requests of one connection."""
-    read_timeout: Patience = 60.0
+    read_timeout: Timeout = 60.0
     """While a client takes nothing of its answer; its call is ended then."""
 
 
@@ -171,7 +171,7 @@ class SupervisionConfig(BaseModel):
     """An engine without a report for so long is killed and started anew; null: never. Longer than
     the longest step, shorter than the service manager's watchdog."""
     start_tries: Annotated[int, Field(ge=1, le=100, strict=True)] = 2
-    """Failed starts after which changed values are put aside and the last good ones return."""
+    """Failed starts after which changed values are quarantined and the last good ones return."""
 
     @model_validator(mode="after")
     def _waits_in_order(self) -> Self:

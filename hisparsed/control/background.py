@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
-from hisparsed.control.events import Announcer
+from hisparsed.control.events import EventRecorder
 from hisparsed.control.status.document import BackgroundStatus
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.units import format_duration
@@ -29,12 +29,12 @@ class Background:
 
     def __init__(
         self,
-        announcer: Announcer,
+        recorder: EventRecorder,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._announcer = announcer
+        self._recorder = recorder
         self._clock = clock
         self._sleep = sleep
         self._tasks: list[asyncio.Task[None]] = []
@@ -67,7 +67,7 @@ class Background:
             if self._clock() - began_s > LONGEST_WAIT_S:
                 wait_s = FIRST_WAIT_S
             self._set(name, running=False, failures_total=self._status[name].failures_total + 1)
-            self._announcer.event(
+            self._recorder.event(
                 EventKind.TASK_FAILED,
                 f"The {name} stopped ({why}); it begins again in {format_duration(wait_s)}. This "
                 "is a mistake in the daemon: please report it.",

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from hisparsed.control.api.endpoint import ActorBody, Endpoint, parse_body
 from hisparsed.control.api.errors import ApiError
 from hisparsed.control.api.socket import recorded_actor
-from hisparsed.control.events import DAEMON, Announcer
+from hisparsed.control.events import DAEMON, EventRecorder
 from hisparsed.control.journal.records import jsonable
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.status.document import DoctorFinding, DoctorStatus, Severity
@@ -30,7 +30,7 @@ log = logging.getLogger("hisparsed.doctor")
 LOOK_EVERY_S = 300.0
 LOOK_LIMIT_S = 30.0
 _WORST_FIRST = tuple(reversed(Severity))
-_TOLD = (Severity.WARNING, Severity.FATAL)
+_REPORTED = (Severity.WARNING, Severity.FATAL)
 
 
 class Doctor(Protocol):
@@ -54,7 +54,7 @@ class DoctorWatch:
     def __init__(
         self,
         doctor: Doctor,
-        announcer: Announcer,
+        recorder: EventRecorder,
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -62,7 +62,7 @@ class DoctorWatch:
         limit_s: float = LOOK_LIMIT_S,
     ) -> None:
         self._doctor = doctor
-        self._announcer = announcer
+        self._recorder = recorder
         self._clock = clock
         self._wall_clock = wall_clock
         self._every_s = every_s
@@ -73,7 +73,7 @@ class DoctorWatch:
         self._error: str | None = None
         self._thread: threading.Thread | None = None
         self._look: asyncio.Task[None] | None = None
-        self._tell_news([], DAEMON)
+        self._report_changes([], DAEMON)
 
     def status(self) -> DoctorStatus:
         found = [one for one in self._findings if one.severity is not Severity.OK]
@@ -115,7 +115,7 @@ class DoctorWatch:
                 found = await asyncio.wait_for(self._in_thread(), self._limit_s)
                 before, self._findings = self._findings, list(found)
                 self._at_unix_s, self._error = self._wall_clock(), None
-                self._tell_news(before, actor)
+                self._report_changes(before, actor)
         except TimeoutError:
             self._error = (
                 f"a look at the machine has not come back for {self._limit_s:g}s; the GPU driver "
@@ -158,21 +158,21 @@ class DoctorWatch:
         thread.start()
         return await result
 
-    def _tell_news(self, before: Sequence[DoctorFinding], actor: str) -> None:
+    def _report_changes(self, before: Sequence[DoctorFinding], actor: str) -> None:
         """By check and severity, so that figures that change tell nothing twice."""
-        old, new = _told(before), _told(self._findings)
+        old, new = _by_check(before), _by_check(self._findings)
         for one in (new[key] for key in new if key not in old):
             fix = f" What helps: {one.fix}." if one.fix else ""
             sentence = f"The doctor found ({one.severity}, {one.check}): {one.what}.{fix}"
-            self._announcer.event(EventKind.DOCTOR_FOUND, sentence, actor=actor)
+            self._recorder.event(EventKind.DOCTOR_FOUND, sentence, actor=actor)
         over = {check for check, _ in old} - {check for check, _ in new}
         for check in sorted(over):
             sentence = f"The doctor finds nothing wrong with {check} any more."
-            self._announcer.event(EventKind.DOCTOR_CLEARED, sentence, actor=actor)
+            self._recorder.event(EventKind.DOCTOR_CLEARED, sentence, actor=actor)
 
 
-def _told(findings: Sequence[DoctorFinding]) -> dict[tuple[str, Severity], DoctorFinding]:
-    return {(one.check, one.severity): one for one in findings if one.severity in _TOLD}
+def _by_check(findings: Sequence[DoctorFinding]) -> dict[tuple[str, Severity], DoctorFinding]:
+    return {(one.check, one.severity): one for one in findings if one.severity in _REPORTED}
 
 
 class DoctorApi:

@@ -1,6 +1,6 @@
 """Events beside the ticks, and the stream that carries them to listeners.
 
-``Announcer`` writes an event to the journal, the event stream and the log in one call.
+``EventRecorder`` writes an event to the journal, the event stream and the log in one call.
 ``Broadcast`` sends messages to every listener and waits for none of them.
 """
 
@@ -17,8 +17,8 @@ from hisparsed.control.journal.records import EventRecord, view_event
 from hisparsed.policy.events import EventKind, EventLevel
 from hisparsed.policy.problems import printable
 
-SILENCE_S = 5.0
-"""A listener that hears nothing for much longer may take the daemon for dead."""
+KEEPALIVE_S = 5.0
+"""A listener that gets nothing for much longer may take the daemon for dead."""
 _BACKLOG = 64
 
 
@@ -51,16 +51,16 @@ class Broadcast:
 
     @contextmanager
     def listen(
-        self, *, in_silence: Callable[[], Message] | None = None, silence_s: float = SILENCE_S
+        self, *, keepalive: Callable[[], Message] | None = None, keepalive_s: float = KEEPALIVE_S
     ) -> Iterator[AsyncIterator[Message]]:
-        """Messages from now on, until ``close``; where none comes for ``silence_s``, what
-        ``in_silence`` makes."""
+        """Messages from now on, until ``close``; where none comes for ``keepalive_s``, what
+        ``keepalive`` makes."""
         backlog: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=_BACKLOG)
         if self._closed:
             backlog.put_nowait(None)
         self._listeners.add(backlog)
         try:
-            yield _until_closed(backlog, in_silence, silence_s)
+            yield _until_closed(backlog, keepalive, keepalive_s)
         finally:
             self._listeners.discard(backlog)
 
@@ -73,16 +73,16 @@ class Broadcast:
 
 async def _until_closed(
     backlog: asyncio.Queue[Message | None],
-    in_silence: Callable[[], Message] | None,
-    silence_s: float,
+    keepalive: Callable[[], Message] | None,
+    keepalive_s: float,
 ) -> AsyncIterator[Message]:
     while True:
         try:
-            async with asyncio.timeout(silence_s if in_silence is not None else None):
+            async with asyncio.timeout(keepalive_s if keepalive is not None else None):
                 message = await backlog.get()
         except TimeoutError:
-            if in_silence is not None:
-                yield in_silence()
+            if keepalive is not None:
+                yield keepalive()
             continue
         if message is None:
             return
@@ -99,7 +99,7 @@ _LEVELS = {
 }
 
 
-class Announcer:
+class EventRecorder:
     """``wall_clock`` is Unix seconds."""
 
     def __init__(

@@ -21,7 +21,7 @@ from typing import Any
 import watchfiles
 
 from hisparsed.config.node import NodeConfig
-from hisparsed.control.events import Announcer
+from hisparsed.control.events import EventRecorder
 from hisparsed.policy.document import read_document
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.keys import PendingRestart, leaves
@@ -127,13 +127,13 @@ class NodeFile:
         self,
         path: Path,
         running: NodeConfig,
-        announcer: Announcer,
+        recorder: EventRecorder,
         *,
         load: Callable[[Path], NodeConfig],
     ) -> None:
         self._path = path
         self._running = running
-        self._announcer = announcer
+        self._recorder = recorder
         self._load = load
         self._seen: str | None = None
         self.pending: tuple[PendingRestart, ...] = ()
@@ -157,17 +157,17 @@ class NodeFile:
             pending = differences(self._running, self._load(self._path))
         except ConfigError as error:
             said = f"{self._path} has changed, and a restart would fail: {error}"
-            self._announcer.event(EventKind.PENDING_RESTART, said)
+            self._recorder.event(EventKind.PENDING_RESTART, said)
             return
         except Exception as error:
             log.exception("%s cannot be judged.", self._path)
             said = f"{self._path} has changed, and a restart would fail: {unexpected(error)}"
-            self._announcer.event(EventKind.PENDING_RESTART, said)
+            self._recorder.event(EventKind.PENDING_RESTART, said)
             return
         if pending != self.pending:
             keys = ", ".join(one.key for one in pending)
             said = f"A restart would change {keys}." if pending else "No restart is pending."
-            self._announcer.event(EventKind.PENDING_RESTART, f"{self._path} has changed. {said}")
+            self._recorder.event(EventKind.PENDING_RESTART, f"{self._path} has changed. {said}")
         self.pending = pending
 
 

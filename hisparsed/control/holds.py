@@ -15,7 +15,7 @@ from hisparsed.policy.signals import Lever
 _CAUTION = (Mode.ACT, Mode.ADVISE, Mode.OFF)
 
 
-class Overrides:
+class Holds:
     """Frozen levers still get decisions, with the reason ``Frozen``."""
 
     def __init__(self) -> None:

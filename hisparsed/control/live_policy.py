@@ -37,7 +37,7 @@ from hisparsed.policy.keys import PendingRestart
 from hisparsed.policy.problems import ConfigError, Problem, printable
 from hisparsed.policy.schedules import Override, Pressure
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Geometry, Snapshot
+from hisparsed.policy.signals import PoolGeometry, Snapshot
 
 LEAST_JUMP_S = 2.0
 _LONGEST_READ_S = 0.5
@@ -139,7 +139,7 @@ class PolicySource:
         self._path = path
         self._wall_clock = wall_clock
         self._jump = ClockJump(clock, wall_clock)
-        self._geometry: Geometry | None = None
+        self._geometry: PoolGeometry | None = None
         self._file: OverrideFile | None = None
         self._pressure = Pressure.LOW
         self._tried = fingerprint(path)
@@ -209,7 +209,7 @@ class PolicySource:
             return ()
         return (PendingRestart("hot.max", f"{most:g}", f"{wanted:g}"),)
 
-    def _pending_start(self, geometry: Geometry, running: float) -> tuple[PendingRestart, ...]:
+    def _pending_start(self, geometry: PoolGeometry, running: float) -> tuple[PendingRestart, ...]:
         """Where every lease has the size that the engine started with, ``running`` top-k."""
         start = self.start_multiplier(geometry.decode_query_len)
         blocks = max(min_lease_blocks(geometry), lease_blocks(geometry, start))
@@ -218,7 +218,7 @@ class PolicySource:
         wanted = blocks * hot_unit(geometry)
         return (PendingRestart("hot.start", f"{running:g}", f"{wanted:g}"),)
 
-    def bind(self, geometry: Geometry) -> tuple[Dropped, ...]:
+    def bind(self, geometry: PoolGeometry) -> tuple[Dropped, ...]:
         """Tell the node's sizes; from now on a policy must be possible on this node.
 
         Returns what operators had set and is not. Raises ``UserError`` when the document is not.

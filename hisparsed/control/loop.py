@@ -21,7 +21,7 @@ from hisparsed.control.observe import (
     notable_levers,
     observe,
 )
-from hisparsed.control.operator import announce_advance, announce_dropped
+from hisparsed.control.operator import record_advance, record_dropped
 from hisparsed.control.plane import ControlPlane
 from hisparsed.control.state_files import Targets, restored
 from hisparsed.control.status.current import TickOutcome
@@ -35,7 +35,7 @@ from hisparsed.policy.decisions import Commands, Decision
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.guards import stalled
 from hisparsed.policy.memory import Memory
-from hisparsed.policy.signals import Admission, EngineReport, Geometry, Lever, Snapshot
+from hisparsed.policy.signals import AdmissionRules, EngineReport, Lever, PoolGeometry, Snapshot
 
 log = logging.getLogger("hisparsed.control")
 
@@ -56,15 +56,15 @@ class ControlLoop:
         plane: ControlPlane,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        set_admission: Callable[[Admission], None],
+        set_admission: Callable[[AdmissionRules], None],
         refused: Callable[[], int] | None = None,
         live_levers: frozenset[Lever] = frozenset(Lever),
     ) -> None:
         self._engine = engine
         self._source = plane.source
-        self._overrides = plane.overrides
+        self._holds = plane.holds
         self._journal = plane.journal
-        self._announcer = plane.announcer
+        self._recorder = plane.recorder
         self._metrics = plane.metrics
         self._status = plane.status
         self._counters = plane.status.counters
@@ -75,13 +75,13 @@ class ControlLoop:
         self._set_admission = set_admission
         self._refused = refused
         self._live_levers = live_levers
-        self._guard = LedgerGuard(engine, plane.overrides, plane.announcer)
+        self._guard = LedgerGuard(engine, plane.holds, plane.recorder)
         self._memory = Memory()
         self._report: EngineReport | None = None
         self._reported_at_s = 0.0
         self._report_failing = False
         self._tick_failing = False
-        self._admission: Admission | None = None
+        self._admission: AdmissionRules | None = None
         self._unconfirmed: tuple[int, Applied] | None = None
         self._previous: Decision | None = None
         self._snapshot: Snapshot | None = None
@@ -95,9 +95,9 @@ class ControlLoop:
         """
         report = await self._engine.report()
         geometry = report.geometry
-        announce_dropped(self._announcer, self._source.bind(geometry))
-        announce_advance(self._announcer, self._source.advance())
-        policy = self._overrides.over(self._source.in_force.policy)
+        record_dropped(self._recorder, self._source.bind(geometry))
+        record_advance(self._recorder, self._source.advance())
+        policy = self._holds.over(self._source.in_force.policy)
         self._admission = replace(report.admission, retry_after_s=policy.admission.retry_after)
         commands = start_commands(policy, geometry)
         if commands.offload_target_blocks is None and report.offload.target_blocks == 0:
@@ -122,7 +122,7 @@ class ControlLoop:
             )
         else:
             sentence = "Started; every lever stays where the engine put it."
-        self._announcer.event(EventKind.STARTED, sentence)
+        self._recorder.event(EventKind.STARTED, sentence)
 
     async def run(self) -> None:
         """Tick until cancelled. Raises ``EngineGone`` when the engine has died, nothing else."""
@@ -157,7 +157,7 @@ class ControlLoop:
             self._counters.failed_ticks += 1
             if not self._tick_failing:
                 log.exception("Tick %d failed.", self._tick)
-                self._announcer.event(
+                self._recorder.event(
                     EventKind.TICK_FAILED,
                     f"Tick {self._tick} failed ({type(error).__name__}: {error}); the node goes on "
                     "and tries again. This is a mistake in the daemon: please report it.",
@@ -176,9 +176,9 @@ class ControlLoop:
         if fresh:
             await self._guard.look(report)
         self._tick += 1
-        announce_advance(self._announcer, self._source.advance(self._snapshot))
+        record_advance(self._recorder, self._source.advance(self._snapshot))
         active = self._source.active
-        policy = self._overrides.over(self._source.in_force.policy)
+        policy = self._holds.over(self._source.in_force.policy)
         now_s = self._clock()
         snapshot = observe(
             report,
@@ -189,7 +189,7 @@ class ControlLoop:
             policy_generation=active.generation,
             last_admission=last_admission,
             live_levers=self._live_levers,
-            frozen_levers=self._overrides.frozen,
+            frozen_levers=self._holds.frozen,
         )
         self._snapshot = snapshot
         confirmed = None
@@ -239,14 +239,14 @@ class ControlLoop:
         except Exception as error:
             self._counters.failed_reports += 1
             if not self._report_failing:
-                self._announcer.event(
+                self._recorder.event(
                     EventKind.REPORT_FAILED, f"The engine did not report: {_words(error)}."
                 )
             self._report_failing = True
             return False
         self._reported_at_s = self._clock()
         if self._report_failing:
-            self._announcer.event(EventKind.REPORT_BACK, "The engine reports again.")
+            self._recorder.event(EventKind.REPORT_BACK, "The engine reports again.")
         self._report_failing = False
         return True
 
@@ -269,7 +269,7 @@ class ControlLoop:
         self._unconfirmed = (self._tick, applied)
         return applied
 
-    async def _keep(self, result: ApplyResult, geometry: Geometry) -> None:
+    async def _keep(self, result: ApplyResult, geometry: PoolGeometry) -> None:
         """Write down what is in force, for the next start; in a thread, as disks are slow."""
         if self._targets is None or self._admission is None:
             return

@@ -15,7 +15,7 @@ from hisparsed.engine.messages import AdmissionCommand, ApplyResult, EngineComma
 from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.decisions import Commands, Decision, LeverDecision, Reason
 from hisparsed.policy.signals import (
-    Admission,
+    AdmissionRules,
     EngineReport,
     Latencies,
     Lever,
@@ -33,7 +33,7 @@ def observe(
     report_age_s: float,
     tick: int,
     policy_generation: int,
-    last_admission: Admission,
+    last_admission: AdmissionRules,
     live_levers: frozenset[Lever] = frozenset(Lever),
     frozen_levers: frozenset[Lever] = frozenset(),
 ) -> Snapshot:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hisparsed.control.events import DAEMON, Announcer
-from hisparsed.control.holds import Overrides
+from hisparsed.control.events import DAEMON, EventRecorder
+from hisparsed.control.holds import Holds
 from hisparsed.control.live_policy import Advance, Dropped, PolicySource, Reload, ReloadOutcome
 from hisparsed.control.state_files import OverrideFile, OverrideFileError
 from hisparsed.control.text.status import value_text
@@ -23,47 +23,47 @@ from hisparsed.policy.units import format_duration
 from hisparsed.policy.yaml_tree import read_scalar
 
 
-def announce_dropped(announcer: Announcer, dropped: Iterable[Dropped]) -> None:
+def record_dropped(recorder: EventRecorder, dropped: Iterable[Dropped]) -> None:
     """Each override that the policy no longer allows, with the reason."""
     for one in dropped:
         override = one.override
-        announcer.event(
+        recorder.event(
             EventKind.VALUE_DROPPED,
             f"Dropped {override.key} = {value_text(override.value)}, set by {override.actor}: "
             f"it is no longer valid. {one.why}",
         )
 
 
-def restore_overrides(source: PolicySource, announcer: Announcer, folder: Path) -> None:
+def restore_overrides(source: PolicySource, recorder: EventRecorder, folder: Path) -> None:
     """Take up what operators had set before a restart; what cannot be is announced."""
     try:
-        announce_dropped(announcer, source.restore(OverrideFile(folder)))
+        record_dropped(recorder, source.restore(OverrideFile(folder)))
     except OverrideFileError as error:
-        announcer.event(EventKind.VALUE_DROPPED, f"What operators had set is lost: {error}.")
+        recorder.event(EventKind.VALUE_DROPPED, f"What operators had set is lost: {error}.")
 
 
-def announce_advance(announcer: Announcer, advance: Advance) -> None:
+def record_advance(recorder: EventRecorder, advance: Advance) -> None:
     if advance.clock_set_s:
         way = "forward" if advance.clock_set_s > 0 else "back"
         by = format_duration(float(round(abs(advance.clock_set_s))))
-        announcer.event(
+        recorder.event(
             EventKind.CLOCK_SET,
             f"The machine's clock was set {way} by {by}. Schedules go by the new time; values that "
             "were set for a time last as long as was asked for.",
         )
     for override in advance.expired:
-        announcer.event(
+        recorder.event(
             EventKind.VALUE_EXPIRED,
             f"The time of {override.key} = {value_text(override.value)}, set by {override.actor}, "
             "is over; what the policy says counts again.",
         )
-    announce_dropped(announcer, advance.dropped)
+    record_dropped(recorder, advance.dropped)
     for kind, names, words in (
         (EventKind.SCHEDULE_ENDED, advance.ended, "ended"),
         (EventKind.SCHEDULE_BEGAN, advance.began, "began"),
     ):
         for name in names:
-            announcer.event(kind, f'The schedule "{name}" {words}.', actor=DAEMON)
+            recorder.event(kind, f'The schedule "{name}" {words}.', actor=DAEMON)
 
 
 FILE_WATCH = "file watch"
@@ -80,19 +80,19 @@ class Operator:
     def __init__(
         self,
         source: PolicySource,
-        overrides: Overrides,
-        announcer: Announcer,
+        holds: Holds,
+        recorder: EventRecorder,
         *,
         wall_clock: Callable[[], float],
     ) -> None:
         self._source = source
         self._wall_clock = wall_clock
-        self._overrides = overrides
-        self._announcer = announcer
+        self._holds = holds
+        self._recorder = recorder
 
     @property
-    def overrides(self) -> Overrides:
-        return self._overrides
+    def holds(self) -> Holds:
+        return self._holds
 
     def reload(self, *, actor: str, expected_generation: int | None = None) -> Reload:
         """Load the policy document; a bad one is rejected and the active one stays."""
@@ -104,18 +104,18 @@ class Operator:
                 f"Rejected the policy that {actor} asked to reload; generation {before} stays "
                 f"in force: {reload.error}"
             )
-            self._announcer.event(EventKind.POLICY_REJECTED, sentence, actor=actor)
+            self._recorder.event(EventKind.POLICY_REJECTED, sentence, actor=actor)
         elif reload.outcome is ReloadOutcome.LOADED:
             active = reload.active
             sentence = (
                 f"{actor} reloaded the policy: generation {active.generation} "
                 f"({active.content_hash[:12]}) replaces {before} at the next tick."
             )
-            self._announcer.event(EventKind.POLICY_LOADED, sentence, actor=actor)
-            announce_dropped(self._announcer, reload.dropped)
+            self._recorder.event(EventKind.POLICY_LOADED, sentence, actor=actor)
+            record_dropped(self._recorder, reload.dropped)
         elif was_bad:
             sentence = f"The policy document is generation {before} again, which is in force."
-            self._announcer.event(EventKind.POLICY_LOADED, sentence, actor=actor)
+            self._recorder.event(EventKind.POLICY_LOADED, sentence, actor=actor)
         return reload
 
     def reload_if_changed(self) -> None:
@@ -151,15 +151,15 @@ class Operator:
         sentence = f"{actor} set {key} = {value_text(override.value)} {words}."
         if self._source.not_kept is not None:
             sentence += f" It will not survive a restart: {self._source.not_kept}."
-        self._announcer.event(EventKind.VALUE_SET, sentence, actor=actor)
+        self._recorder.event(EventKind.VALUE_SET, sentence, actor=actor)
         return override
 
     def unset_value(self, key: str, *, actor: str, expected_generation: int | None = None) -> None:
         """End what was set for ``key``. Raises ``LookupError`` when nothing is."""
         self._check(expected_generation)
         dropped = self._source.unset(key)
-        self._announcer.event(EventKind.VALUE_UNSET, f"{actor} unset {key}.", actor=actor)
-        announce_dropped(self._announcer, dropped)
+        self._recorder.event(EventKind.VALUE_UNSET, f"{actor} unset {key}.", actor=actor)
+        record_dropped(self._recorder, dropped)
 
     def freeze(
         self, levers: Iterable[Lever], *, actor: str, expected_generation: int | None = None
@@ -167,16 +167,16 @@ class Operator:
         """Frozen levers stay where they are until thawed."""
         self._check(expected_generation)
         levers = frozenset(levers)
-        self._overrides.freeze(levers)
-        self._announcer.event(EventKind.FROZEN, f"{actor} froze {_names(levers)}.", actor=actor)
+        self._holds.freeze(levers)
+        self._recorder.event(EventKind.FROZEN, f"{actor} froze {_names(levers)}.", actor=actor)
 
     def thaw(
         self, levers: Iterable[Lever], *, actor: str, expected_generation: int | None = None
     ) -> None:
         self._check(expected_generation)
         levers = frozenset(levers)
-        self._overrides.thaw(levers)
-        self._announcer.event(EventKind.THAWED, f"{actor} thawed {_names(levers)}.", actor=actor)
+        self._holds.thaw(levers)
+        self._recorder.event(EventKind.THAWED, f"{actor} thawed {_names(levers)}.", actor=actor)
 
     def set_mode(
         self,
@@ -189,10 +189,10 @@ class Operator:
         """``None`` goes back to the document. Raises ``ValueError`` for a less cautious mode."""
         self._check(expected_generation)
         levers = frozenset(levers)
-        self._overrides.set_mode(self._source.in_force.policy, levers, mode, actor=actor)
+        self._holds.set_mode(self._source.in_force.policy, levers, mode, actor=actor)
         words = "what the policy document says" if mode is None else mode.value
         sentence = f"{actor} set the mode of {_names(levers)} to {words}."
-        self._announcer.event(EventKind.MODE_SET, sentence, actor=actor)
+        self._recorder.event(EventKind.MODE_SET, sentence, actor=actor)
 
     def _check(self, expected_generation: int | None) -> None:
         current = self._source.active.generation

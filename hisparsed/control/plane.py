@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hisparsed.control.events import Announcer, Broadcast
-from hisparsed.control.holds import Overrides
+from hisparsed.control.events import Broadcast, EventRecorder
+from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.metrics.collector import ControlMetrics
@@ -22,10 +22,10 @@ class ControlPlane:
     """``clock`` is monotonic seconds, ``wall_clock`` Unix seconds."""
 
     source: PolicySource
-    overrides: Overrides
+    holds: Holds
     journal: Journal
     broadcast: Broadcast
-    announcer: Announcer
+    recorder: EventRecorder
     status: CurrentStatus
     metrics: ControlMetrics
     clock: Callable[[], float]

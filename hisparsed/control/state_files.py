@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hisparsed.atomic_file import write_whole
+from hisparsed.atomic_file import write_atomically
 from hisparsed.policy.bounds import hot_bounds, hot_unit, lease_blocks, shared_blocks, split_bounds
 from hisparsed.policy.decisions import Commands
 from hisparsed.policy.schedules import Override
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Admission, Geometry
+from hisparsed.policy.signals import AdmissionRules, PoolGeometry
 
 STATE_FILE_MODE = 0o640
 EVIDENCE_FOLDER_MODE = 0o750
@@ -29,7 +29,7 @@ EVIDENCE_FOLDER_MODE = 0o750
 
 def write_state_file(path: Path, data: bytes) -> None:
     """Replace ``path`` whole and for good. Raises ``OSError``; ``path`` is as it was then."""
-    write_whole(path, data, mode=STATE_FILE_MODE, durable=True)
+    write_atomically(path, data, mode=STATE_FILE_MODE, durable=True)
 
 
 def save_evidence_file(
@@ -127,7 +127,7 @@ class Targets:
 
     offload_target_blocks: Annotated[int, Field(ge=0)]
     multiplier: Annotated[float, Field(gt=0)]
-    admission: Admission
+    admission: AdmissionRules
 
 
 class _TargetsDocument(BaseModel):
@@ -135,7 +135,7 @@ class _TargetsDocument(BaseModel):
 
     version: Literal[1] = 1
     policy_hash: str
-    geometry: Geometry
+    geometry: PoolGeometry
     targets: Targets
 
 
@@ -149,7 +149,7 @@ class TargetFile:
         self.error: str | None = None
         """Why the latest ``save`` or ``retry`` failed; ``None`` when it did not."""
 
-    def load(self, policy_hash: str, geometry: Geometry) -> Targets | None:
+    def load(self, policy_hash: str, geometry: PoolGeometry) -> Targets | None:
         """What was kept for this policy on this node; ``None`` where nothing was."""
         try:
             document = _TargetsDocument.model_validate_json(self.path.read_bytes())
@@ -177,7 +177,7 @@ class TargetFile:
                 return None
         return document.targets
 
-    def save(self, policy_hash: str, geometry: Geometry, targets: Targets) -> None:
+    def save(self, policy_hash: str, geometry: PoolGeometry, targets: Targets) -> None:
         """Replace the file, so that a crash leaves the old or the new one."""
         document = _TargetsDocument(policy_hash=policy_hash, geometry=geometry, targets=targets)
         if document != self._saved:
@@ -210,7 +210,9 @@ class TargetFile:
         self._saved, self._owed, self.error = document, None, None
 
 
-def restored(commands: Commands, targets: Targets, policy: Policy, geometry: Geometry) -> Commands:
+def restored(
+    commands: Commands, targets: Targets, policy: Policy, geometry: PoolGeometry
+) -> Commands:
     """The start's commands with what was kept in the place of the policy's start values.
 
     Levers that the policy may not act on stay as they are.

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from hisparsed.control.events import Announcer
-from hisparsed.control.holds import Overrides
+from hisparsed.control.events import EventRecorder
+from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.engine.gpus import GpuCard, GpusStatus
@@ -28,26 +28,26 @@ _ALL = frozenset(Lever)
 class LedgerGuard:
     """One engine life. Call ``look`` with each new report."""
 
-    def __init__(self, engine: EnginePort, overrides: Overrides, announcer: Announcer) -> None:
+    def __init__(self, engine: EnginePort, holds: Holds, recorder: EventRecorder) -> None:
         self._engine = engine
-        self._overrides = overrides
-        self._announcer = announcer
-        self._told = 0
+        self._holds = holds
+        self._recorder = recorder
+        self._reported = 0
 
     async def look(self, report: EngineReport) -> None:
         """Raises ``EngineGone``."""
         if not report.ledger.violations:
             return
-        if report.ledger.violations_total > self._told:
-            self._told = report.ledger.violations_total
-            self._overrides.freeze(_ALL)
+        if report.ledger.violations_total > self._reported:
+            self._reported = report.ledger.violations_total
+            self._holds.freeze(_ALL)
             broken = "; ".join(f"{one.rule}: {one.sentence}" for one in report.ledger.violations)
-            self._announcer.event(
+            self._recorder.event(
                 EventKind.LEDGER_VIOLATION,
                 f"The host ledger is not sound ({broken}). Requests are served on; every lever is "
                 "frozen until somebody thaws it and a check of the whole ledger finds nothing.",
             )
-        elif self._overrides.frozen != _ALL:
+        elif self._holds.frozen != _ALL:
             await self._clear()
 
     async def _clear(self) -> None:
@@ -56,12 +56,12 @@ class LedgerGuard:
         except EngineGone:
             raise
         except Exception as error:
-            self._overrides.freeze(_ALL)
-            self._announcer.event(
+            self._holds.freeze(_ALL)
+            self._recorder.event(
                 EventKind.LEDGER_VIOLATION, f"Every lever is frozen again: {error}."
             )
         else:
-            self._announcer.event(
+            self._recorder.event(
                 EventKind.LEDGER_SOUND,
                 "A check of the whole host ledger found nothing wrong; thawed levers move again.",
             )
@@ -77,19 +77,19 @@ _NORMAL = frozenset({"power-cap"})
 @dataclass
 class _Known:
     lost: bool = False
-    told: frozenset[str] = frozenset()
-    """Reasons that were told of; empty at full speed."""
+    reported: frozenset[str] = frozenset()
+    """Reasons that were reported; empty at full speed."""
     changed_s: float | None = None
-    """Since when it is held down without being told, or free after it was."""
+    """Since when it is held down without a report of it, or free after it was."""
 
 
 class GpuEvents:
-    """Call ``news`` about once a second with what the status shows."""
+    """Call ``changes`` about once a second with what the status shows."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
-    def news(self, gpus: GpusStatus | None, now_s: float) -> Iterator[tuple[EventKind, str]]:
+    def changes(self, gpus: GpusStatus | None, now_s: float) -> Iterator[tuple[EventKind, str]]:
         """Events since the last call, each with its sentence; ``now_s`` is monotonic."""
         for card in gpus.cards if gpus is not None else ():
             known = self._known.setdefault(card.index, _Known())
@@ -99,13 +99,13 @@ class GpuEvents:
 
 
 async def report_gpus(
-    status: Callable[[], GpusStatus | None], announcer: Announcer, *, every_s: float = 1.0
+    status: Callable[[], GpusStatus | None], recorder: EventRecorder, *, every_s: float = 1.0
 ) -> None:
     """Until cancelled, also while no engine runs: a lost GPU is what ends one."""
     events = GpuEvents()
     while True:
-        for kind, sentence in events.news(status(), time.monotonic()):
-            announcer.event(kind, sentence)
+        for kind, sentence in events.changes(status(), time.monotonic()):
+            recorder.event(kind, sentence)
         await asyncio.sleep(every_s)
 
 
@@ -125,14 +125,14 @@ def _lost_or_back(card: GpuCard, known: _Known) -> Iterator[tuple[EventKind, str
 def _throttled(
     card: GpuCard, reasons: frozenset[str], known: _Known, now_s: float
 ) -> Iterator[tuple[EventKind, str]]:
-    if bool(reasons) == bool(known.told):
+    if bool(reasons) == bool(known.reported):
         known.changed_s = None
         return
     if known.changed_s is None:
         known.changed_s = now_s
     if now_s - known.changed_s < (HELD_S if reasons else FREE_S):
         return
-    known.told, known.changed_s = reasons, None
+    known.reported, known.changed_s = reasons, None
     if reasons:
         yield (
             EventKind.GPU_THROTTLED,
@@ -153,13 +153,13 @@ class StateWatch:
     def __init__(
         self,
         journal: Journal,
-        announcer: Announcer,
+        recorder: EventRecorder,
         files: Mapping[str, Callable[[], str | None]],
     ) -> None:
         self._journal = journal
-        self._announcer = announcer
+        self._recorder = recorder
         self._files = files
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._set_aside = 0
 
     def not_kept(self) -> list[str]:
@@ -170,27 +170,27 @@ class StateWatch:
         health = self._journal.health
         if health.set_aside > self._set_aside:
             self._set_aside = health.set_aside
-            self._announcer.event(
+            self._recorder.event(
                 EventKind.JOURNAL_SET_ASIDE,
                 f"The journal {self._journal.path} was damaged or of another version; it is kept "
                 "beside it and begun anew. Earlier decisions are in the kept file only.",
             )
         error = health.error
-        self._tell(
+        self._report(
             "the journal",
             None if error is None else f"{self._journal.path} cannot be written: {error}",
             "decisions stay in memory, and those that it has no room for are lost",
         )
         for name, look in self._files.items():
-            self._tell(name, look(), "what it holds is in force, but a restart would not know it")
+            self._report(name, look(), "what it holds is in force, but a restart would not know it")
 
-    def _tell(self, name: str, error: str | None, follows: str) -> None:
-        if error is not None and name not in self._told:
-            self._told.add(name)
-            self._announcer.event(
+    def _report(self, name: str, error: str | None, follows: str) -> None:
+        if error is not None and name not in self._reported:
+            self._reported.add(name)
+            self._recorder.event(
                 EventKind.STATE_NOT_KEPT,
                 f"{error}. Requests are served on; {follows}. It is tried again.",
             )
-        elif error is None and name in self._told:
-            self._told.remove(name)
-            self._announcer.event(EventKind.STATE_KEPT, f"Written again: {name}.")
+        elif error is None and name in self._reported:
+            self._reported.remove(name)
+            self._recorder.event(EventKind.STATE_KEPT, f"Written again: {name}.")

@@ -24,7 +24,7 @@ from hisparsed.errors import UserError
 from hisparsed.replay.client import RequestSettings
 from hisparsed.replay.plan import ReplayPlan, choose_sessions
 from hisparsed.replay.results import ReplayResult
-from hisparsed.replay.runner import Progress, replay
+from hisparsed.replay.runner import ReplayProgress, replay
 from hisparsed.replay.scaled_trace import (
     PromptMaker,
     ScaledSession,
@@ -109,10 +109,10 @@ def _acting(client: ControlClient) -> list[DecisionView]:
 async def _replay_and_watch(
     plan: ReplayPlan, node: DemoNode, say: Callable[[str], None]
 ) -> ReplayResult:
-    latest: list[Progress] = []
+    latest: list[ReplayProgress] = []
     stop = asyncio.Event()
 
-    def note(progress: Progress) -> None:
+    def note(progress: ReplayProgress) -> None:
         latest[:] = [progress]
 
     watching = asyncio.create_task(_watch(node, latest, say, stop))
@@ -124,7 +124,7 @@ async def _replay_and_watch(
 
 
 async def _watch(
-    node: DemoNode, latest: list[Progress], say: Callable[[str], None], stop: asyncio.Event
+    node: DemoNode, latest: list[ReplayProgress], say: Callable[[str], None], stop: asyncio.Event
 ) -> None:
     """Say what the policy does, as it does it, and now and then how far the replay is."""
     seen = 0

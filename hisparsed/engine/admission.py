@@ -70,7 +70,7 @@ def held_prefix_first(
 
 
 @dataclass
-class Session:
+class LiveSession:
     tokens: int
     last_seen_s: float
     open_calls: int = 0
@@ -84,7 +84,7 @@ class SessionTable:
         self.ttl_s = ttl_s
         self.live_tokens = 0
         self._by_mark: dict[bytes, int] = {}
-        self._sessions: OrderedDict[int, Session] = OrderedDict()
+        self._sessions: OrderedDict[int, LiveSession] = OrderedDict()
         self._by_request: dict[str, int] = {}
         self._next_id = 0
 
@@ -137,13 +137,13 @@ class SessionTable:
     def _new(self, now_s: float) -> int:
         session_id = self._next_id
         self._next_id += 1
-        self._sessions[session_id] = Session(tokens=0, last_seen_s=now_s)
+        self._sessions[session_id] = LiveSession(tokens=0, last_seen_s=now_s)
         return session_id
 
     def _update(
         self,
         session_id: int,
-        session: Session,
+        session: LiveSession,
         hashes: Sequence[bytes],
         tokens: int,
         now_s: float,
@@ -161,7 +161,7 @@ class SessionTable:
             self._by_mark[mark] = session_id
             session.marks.append(mark)
 
-    def _unmark(self, session: Session) -> None:
+    def _unmark(self, session: LiveSession) -> None:
         for mark in session.marks:
             owner = self._by_mark.get(mark)
             if owner is not None and self._sessions.get(owner, session) is session:

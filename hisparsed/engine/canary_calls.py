@@ -21,7 +21,7 @@ _MOST_CALLS = 4
 """Announced at once; one that never came is forgotten for a new one."""
 
 
-class Residency(Protocol):
+class ResidentManager(Protocol):
     """What is needed of a resident manager."""
 
     def residency(self, request_id: str) -> str: ...
@@ -41,7 +41,7 @@ class CanaryCalls:
     def __init__(
         self,
         coordinator: Any,
-        resident: Sequence[Residency],
+        resident: Sequence[ResidentManager],
         gpu_pool: Any,
         indexer_group: int,
         clock_s: Callable[[], float] = time.perf_counter,

@@ -35,14 +35,14 @@ from hisparsed.engine.request_table import resident_blocks
 from hisparsed.engine.resident import CountingResidentManager
 from hisparsed.engine.worker_report import WorkerReport
 from hisparsed.policy.signals import (
-    Admission,
     AdmissionOrder,
+    AdmissionRules,
     EngineReport,
-    Geometry,
     GpuPool,
+    LiveSet,
+    PoolGeometry,
     Progress,
     Requests,
-    Sessions,
     Watermark,
 )
 
@@ -136,10 +136,10 @@ class EngineControl:
 
     # --- geometry ------------------------------------------------------------------
 
-    def _describe(self, config: Any, layout: ChunkLayout) -> Geometry:
+    def _describe(self, config: Any, layout: ChunkLayout) -> PoolGeometry:
         hot_groups = len(self._hot)
         row_bytes = layout.block_bytes // self._block_tokens // max(1, hot_groups)
-        return Geometry(
+        return PoolGeometry(
             block_tokens=self._block_tokens,
             host_block_bytes=layout.block_bytes,
             offload_chunk_tokens=self._block_tokens,
@@ -323,8 +323,8 @@ class EngineControl:
             requests=self._requests(),
             hot=replace(self._shares.figures(workers), scratch_blocks=self._scratch_blocks),
             requests_hot=self._shares.of_requests(workers),
-            sessions=Sessions(self.sessions.live_tokens, len(self.sessions)),
-            admission=Admission(
+            sessions=LiveSet(self.sessions.live_tokens, len(self.sessions)),
+            admission=AdmissionRules(
                 order=self._admission.order,
                 ageing_s=self._admission.ageing_s,
                 oldest_share=self._admission.oldest_share,

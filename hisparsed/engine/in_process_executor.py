@@ -22,7 +22,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRows:
+class LayerRowSize:
     """What vLLM calls one layer's rows, and bytes of a row: a token in that layer."""
 
     name: str
@@ -41,7 +41,7 @@ class InProcessExecutor(Executor):  # type: ignore[misc]
     # --- for the subclass -------------------------------------------------------------
 
     @abstractmethod
-    def _layers(self) -> Iterator[tuple[LayerRows, LayerRows | None]]:
+    def _layers(self) -> Iterator[tuple[LayerRowSize, LayerRowSize | None]]:
         """Each layer's sparse-MLA rows, and its indexer's where it leads an index group."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class InProcessExecutor(Executor):  # type: ignore[misc]
                 specs.setdefault(name, cache_group.kv_cache_spec)
         return [specs]
 
-    def _spec(self, rows: LayerRows, role: Any, leads: bool) -> Any:
+    def _spec(self, rows: LayerRowSize, role: Any, leads: bool) -> Any:
         return MLAAttentionSpec(
             block_size=self._block_tokens,
             num_kv_heads=1,

@@ -28,7 +28,7 @@ from hisparsed.engine.request_table import request_table
 from hisparsed.engine.stall import (
     Remedy,
     StallWatch,
-    StepPicture,
+    StepFacts,
     loads_are_done,
     take_back_from_youngest,
 )
@@ -104,7 +104,7 @@ class ControlledScheduler:
 
     def _relieve_stall(self, scheduled_tokens: int) -> None:
         scheduler: Any = self
-        picture = StepPicture(
+        facts = StepFacts(
             now_s=self.clock_s(),
             running=len(scheduler.running),
             waiting=sum(map(len, waiting_queues(scheduler))),
@@ -112,7 +112,7 @@ class ControlledScheduler:
             transfers=not loads_are_done(scheduler) or self.hisparsed.transfers_in_flight(),
             paused=scheduler.pause_state is not PauseState.UNPAUSED,
         )
-        remedy = self.stall.step(picture)
+        remedy = self.stall.step(facts)
         if remedy is None:
             return
         holder = take_back_from_youngest(scheduler, least=1)
@@ -122,7 +122,7 @@ class ControlledScheduler:
             remedy = Remedy.FORGET_PREFIX
         log.warning(
             "Nothing runs and %d calls wait with memory free: %s (head %s, %d tokens).",
-            picture.waiting,
+            facts.waiting,
             remedy,
             head.request_id,
             head.num_tokens,

@@ -35,7 +35,7 @@ class Remedy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class StepPicture:
+class StepFacts:
     """What one scheduling pass left behind."""
 
     now_s: float
@@ -80,25 +80,25 @@ class StallWatch:
     def stalled(self) -> bool:
         return self._stalled
 
-    def step(self, picture: StepPicture) -> Remedy | None:
+    def step(self, facts: StepFacts) -> Remedy | None:
         """The remedy to carry out now, or none."""
-        if not _idle_with_work(picture):
-            self._clear(progress=bool(picture.running or picture.scheduled_tokens))
+        if not _idle_with_work(facts):
+            self._clear(progress=bool(facts.running or facts.scheduled_tokens))
             return None
         if self._idle_since_s is None:
-            self._idle_since_s = picture.now_s
-        idle_s = picture.now_s - self._idle_since_s
+            self._idle_since_s = facts.now_s
+        idle_s = facts.now_s - self._idle_since_s
         if idle_s < self._limits.after_s:
             return None
         if not self._stalled:
             self._stalled = True
             self.counts.found += 1
-            self._left = _remedies(picture.waiting)
-            self._next_at_s = picture.now_s
-        if picture.now_s < self._next_at_s:
+            self._left = _remedies(facts.waiting)
+            self._next_at_s = facts.now_s
+        if facts.now_s < self._next_at_s:
             return None
         if self._left:
-            self._next_at_s = picture.now_s + self._limits.between_s
+            self._next_at_s = facts.now_s + self._limits.between_s
             return self._left.pop(0)
         if idle_s < self._limits.give_up_after_s:
             return None
@@ -114,9 +114,9 @@ class StallWatch:
         self._idle_since_s = None
 
 
-def _idle_with_work(picture: StepPicture) -> bool:
-    moving = picture.running or picture.scheduled_tokens or picture.transfers
-    return bool(picture.waiting) and not moving and not picture.paused
+def _idle_with_work(facts: StepFacts) -> bool:
+    moving = facts.running or facts.scheduled_tokens or facts.transfers
+    return bool(facts.waiting) and not moving and not facts.paused
 
 
 def _remedies(waiting: int) -> list[Remedy]:

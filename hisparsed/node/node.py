@@ -24,9 +24,9 @@ from hisparsed.control.api.engine import EngineApi, EngineRestarter
 from hisparsed.control.api.views import ApiViews
 from hisparsed.control.background import Background
 from hisparsed.control.doctor import Doctor, DoctorApi, DoctorWatch
-from hisparsed.control.events import Announcer, Broadcast
+from hisparsed.control.events import Broadcast, EventRecorder
 from hisparsed.control.file_watch import NodeFile, Watched
-from hisparsed.control.holds import Overrides
+from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal, JournalWriter
 from hisparsed.control.journal.store import Retention
 from hisparsed.control.live_policy import PolicySource
@@ -105,20 +105,20 @@ def build_node(
     """
     lifecycle = EngineLifecycle.first(config, values, EngineRecord(config.state_dir))
     journal = make_journal(config)
-    overrides, broadcast = Overrides(), Broadcast()
-    announcer = Announcer(journal, broadcast, wall_clock=time.time)
-    restore_overrides(source, announcer, config.state_dir)
-    operator = Operator(source, overrides, announcer, wall_clock=time.time)
+    holds, broadcast = Holds(), Broadcast()
+    recorder = EventRecorder(journal, broadcast, wall_clock=time.time)
+    restore_overrides(source, recorder, config.state_dir)
+    operator = Operator(source, holds, recorder, wall_clock=time.time)
     targets = TargetFile(config.state_dir)
-    node_file = NodeFile(document, config, announcer, load=load_again)
+    node_file = NodeFile(document, config, recorder, load=load_again)
     state_watch = StateWatch(
         journal,
-        announcer,
+        recorder,
         {"targets.json": lambda: targets.error, "overrides.json": lambda: source.not_kept},
     )
-    doctor_watch = DoctorWatch(doctor, announcer, clock=time.monotonic, wall_clock=time.time)
+    doctor_watch = DoctorWatch(doctor, recorder, clock=time.monotonic, wall_clock=time.time)
     gpus = gpu_watch(kind)
-    background = Background(announcer)
+    background = Background(recorder)
     views = ApiViews(
         journal,
         broadcast,
@@ -148,7 +148,7 @@ def build_node(
             started_unix_s=time.time(),
         ),
         source,
-        overrides,
+        holds,
         journal,
         broadcast,
         StatusSources(
@@ -189,10 +189,10 @@ def build_node(
         lifecycle=lifecycle,
         plane=ControlPlane(
             source,
-            overrides,
+            holds,
             journal,
             broadcast,
-            announcer,
+            recorder,
             status,
             metrics,
             clock=time.monotonic,

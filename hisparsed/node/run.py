@@ -42,10 +42,10 @@ from hisparsed.node.openai.server import (
     METRICS,
     ConnectionCollector,
     connections_of,
-    edge_server,
-    guarded,
+    http_server,
     metrics_app,
     metrics_page,
+    openai_app,
 )
 from hisparsed.node.resources import bind_tcp, runtime_folder, state_dir_held
 from hisparsed.node.service import ServiceManager, watched_logs
@@ -87,9 +87,9 @@ def run_node(
     try:
         require_startable(config, kind, max_multiplier=values.max_multiplier)
     except UserError:
-        # Values that were put aside are told of by the supervisor, which starts the last good ones.
+        # The supervisor reports quarantined values, and starts the last good ones.
         record = EngineRecord(config.state_dir)
-        if not record.is_put_aside(values) or record.good(config) is None:
+        if not record.is_quarantined(values) or record.good(config) is None:
             raise
     with contextlib.ExitStack() as held:
         held.enter_context(state_dir_held(config.state_dir))
@@ -148,7 +148,7 @@ async def _serve(
         control_api(node, supervisor).application(),
         node.config.control_socket,
         end_streams=plane.broadcast.close,
-        tell=plane.announcer.event,
+        report=plane.recorder.event,
     )
     await control_server.start()
     plane.journal.start()
@@ -176,11 +176,11 @@ async def _run(
     config, registry = node.config, node.plane.metrics.registry
     clients = connections_of(config.api.limits)
     registry.register(ConnectionCollector(clients))
-    app = guarded(node.admission, api_keys=keys_of(config.api.api_key_file, os.environ))
-    servers = [(edge_server(app, clients), api_socket)]
+    app = openai_app(node.admission, api_keys=keys_of(config.api.api_key_file, os.environ))
+    servers = [(http_server(app, clients), api_socket)]
     if metrics_socket is not None:
         page = metrics_app(lambda: metrics_page(registry))
-        servers.append((edge_server(page, Connections(METRICS)), metrics_socket))
+        servers.append((http_server(page, Connections(METRICS)), metrics_socket))
     log.info(
         "Listening on http://%s:%d/v1, control socket %s.",
         config.api.host,
@@ -207,7 +207,7 @@ def _background_work(node: Node) -> dict[str, Work]:
     works: dict[str, Work] = {"file watch": lambda: watch_files(node.watched)}
     gpus = node.gpus
     if gpus is not None:
-        works["GPU watch"] = lambda: report_gpus(gpus.status, node.plane.announcer)
+        works["GPU watch"] = lambda: report_gpus(gpus.status, node.plane.recorder)
     return works
 
 

@@ -123,7 +123,7 @@ NUMA_IMBALANCE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Examination:
     """One examination: what a node wants of a machine."""
 
     config: NodeConfig
@@ -143,11 +143,11 @@ class Question:
         return self.kind == "cuda"
 
 
-Check = Callable[[Question], Iterator[Finding]]
+Check = Callable[[Examination], Iterator[Finding]]
 
 
 def examine(
-    question: Question, checks: Mapping[str, tuple[Check, str]] | None = None
+    question: Examination, checks: Mapping[str, tuple[Check, str]] | None = None
 ) -> list[Finding]:
     """Every check has at least one finding, in the order of ``checks`` (``CHECKS``)."""
     findings = []
@@ -157,12 +157,12 @@ def examine(
     return findings
 
 
-def node(q: Question) -> Iterator[Finding]:
+def node(q: Examination) -> Iterator[Finding]:
     if q.kind_problem is not None:
         yield Finding("node", Severity.FATAL, q.kind_problem, "the node's start refuses it too")
 
 
-def memory(q: Question) -> Iterator[Finding]:
+def memory(q: Examination) -> Iterator[Finding]:
     budget, total, free = q.config.host_budget, q.machine.memory_bytes, q.machine.available_bytes
     why = "the host budget is taken once at start; what is short then is taken from everything else"
     if budget > total:
@@ -178,7 +178,7 @@ def memory(q: Question) -> Iterator[Finding]:
         yield Finding("memory", Severity.WARNING, what, why, "lower host_budget")
 
 
-def shared_memory(q: Question) -> Iterator[Finding]:
+def shared_memory(q: Examination) -> Iterator[Finding]:
     ranks = q.config.cuda.tensor_parallel_size
     if not q.pins or ranks == 1:
         return
@@ -194,7 +194,7 @@ def shared_memory(q: Question) -> Iterator[Finding]:
         )
 
 
-def leaked_memory(q: Question) -> Iterator[Finding]:
+def leaked_memory(q: Examination) -> Iterator[Finding]:
     for file in q.machine.offload_files:
         size = format_bytes(file.size_bytes)
         if file.held:
@@ -209,14 +209,14 @@ def leaked_memory(q: Question) -> Iterator[Finding]:
         yield Finding("leaked-memory", Severity.WARNING, what, why, fix)
 
 
-def dead_daemon(q: Question) -> Iterator[Finding]:
+def dead_daemon(q: Examination) -> Iterator[Finding]:
     if q.machine.dead_folder is not None:
         what = f"{q.machine.dead_folder} is of a daemon that was killed"
         why = "its sockets are nobody's any more; the next start removes it too"
         yield Finding("dead-daemon", Severity.NOTE, what, why, "hisparsed doctor --fix")
 
 
-def memlock(q: Question) -> Iterator[Finding]:
+def memlock(q: Examination) -> Iterator[Finding]:
     limit = q.machine.memlock_bytes
     # NVIDIA's driver pins with the kernel's get_user_pages and counts nothing as locked:
     # os_lock_user_pages in NVIDIA/open-gpu-kernel-modules, kernel-open/nvidia/os-mlock.c. What
@@ -233,21 +233,21 @@ def memlock(q: Question) -> Iterator[Finding]:
         )
 
 
-def kernel(q: Question) -> Iterator[Finding]:
+def kernel(q: Examination) -> Iterator[Finding]:
     if q.pins:
         for fault in concerning(q.faults.kernel, q.machine.kernel, q.config):
             what = f"Linux {q.machine.kernel}: {fault.title}"
             yield Finding("kernel", Severity(fault.severity), what, fault.links, fault.fix)
 
 
-def driver(q: Question) -> Iterator[Finding]:
+def driver(q: Examination) -> Iterator[Finding]:
     if q.pins and q.machine.driver is not None:
         for fault in concerning(q.faults.driver, q.machine.driver, q.config):
             what = f"NVIDIA driver {q.machine.driver}: {fault.title}"
             yield Finding("driver", Severity(fault.severity), what, fault.links, fault.fix)
 
 
-def numa(q: Question) -> Iterator[Finding]:
+def numa(q: Examination) -> Iterator[Finding]:
     free = q.machine.numa_free_bytes
     if q.pins and len(free) > 1 and max(free) > NUMA_IMBALANCE * max(1, min(free)):
         text = ", ".join(format_bytes(one) for one in free)
@@ -260,7 +260,7 @@ def numa(q: Question) -> Iterator[Finding]:
         )
 
 
-def huge_pages(q: Question) -> Iterator[Finding]:
+def huge_pages(q: Examination) -> Iterator[Finding]:
     if q.pins and q.machine.huge_pages == "never":
         yield Finding(
             "huge-pages",
@@ -271,7 +271,7 @@ def huge_pages(q: Question) -> Iterator[Finding]:
         )
 
 
-def gpus(q: Question) -> Iterator[Finding]:
+def gpus(q: Examination) -> Iterator[Finding]:
     if not q.pins:
         return
     wanted = q.config.cuda.tensor_parallel_size
@@ -297,7 +297,7 @@ def gpus(q: Question) -> Iterator[Finding]:
             )
 
 
-def gpu_clocks(q: Question) -> Iterator[Finding]:
+def gpu_clocks(q: Examination) -> Iterator[Finding]:
     for index, gpu in enumerate(q.machine.gpus):
         if q.pins and gpu.slowed_by:
             yield Finding(
@@ -309,7 +309,7 @@ def gpu_clocks(q: Question) -> Iterator[Finding]:
             )
 
 
-def memory_left(q: Question) -> Iterator[Finding]:
+def memory_left(q: Examination) -> Iterator[Finding]:
     total, free = q.machine.memory_bytes, q.machine.available_bytes
     if free < total * LEAST_LEFT:
         yield Finding(
@@ -321,19 +321,19 @@ def memory_left(q: Question) -> Iterator[Finding]:
         )
 
 
-def engine(q: Question) -> Iterator[Finding]:
+def engine(q: Examination) -> Iterator[Finding]:
     for problem in q.start_problems:
         yield Finding("engine", Severity.FATAL, problem, "the node's start refuses it too")
 
 
-def ports(q: Question) -> Iterator[Finding]:
+def ports(q: Examination) -> Iterator[Finding]:
     if q.machine.daemon_answers:
         return  # they are the running daemon's, see daemon
     for sentence in q.machine.taken_ports:
         yield Finding("ports", Severity.FATAL, sentence, "nobody could reach the node")
 
 
-def daemon(q: Question) -> Iterator[Finding]:
+def daemon(q: Examination) -> Iterator[Finding]:
     if q.machine.daemon_answers:
         yield Finding(
             "daemon",
@@ -346,7 +346,7 @@ def daemon(q: Question) -> Iterator[Finding]:
         yield Finding("daemon", Severity.FATAL, q.machine.state_trouble)
 
 
-def vllm(q: Question) -> Iterator[Finding]:
+def vllm(q: Examination) -> Iterator[Finding]:
     found = q.machine.vllm
     fix = "pip install 'hisparsed[cuda]', or 'hisparsed[cpu]' for the reference node"
     if found is None:
@@ -366,7 +366,7 @@ def vllm(q: Question) -> Iterator[Finding]:
             yield Finding("vllm", Severity(fault.severity), what, fault.links, fault.fix)
 
 
-def journal_disk(q: Question) -> Iterator[Finding]:
+def journal_disk(q: Examination) -> Iterator[Finding]:
     free = q.machine.disk_free_bytes
     wanted = q.config.journal.max_size - q.machine.journal_bytes
     if free < wanted:
@@ -380,7 +380,7 @@ def journal_disk(q: Question) -> Iterator[Finding]:
         )
 
 
-def clock(q: Question) -> Iterator[Finding]:
+def clock(q: Examination) -> Iterator[Finding]:
     if q.machine.unix_s < q.document_unix_s:
         yield Finding(
             "clock",

@@ -21,7 +21,7 @@ from hisparsed.control.status.document import DoctorFinding, Severity
 from hisparsed.engine.cuda import launch
 from hisparsed.engine.launch import start_method_problem
 from hisparsed.errors import UserError
-from hisparsed.operations.checks import WHILE_RUNNING, Finding, Question, examine
+from hisparsed.operations.checks import WHILE_RUNNING, Examination, Finding, examine
 from hisparsed.operations.known_faults import load_known_faults
 from hisparsed.operations.machine import Machine, look_again, read_machine, remove_folder, sweep
 from hisparsed.policy.document import load_document
@@ -40,7 +40,7 @@ def start_problems(config: NodeConfig, kind: NodeKind) -> tuple[str, ...]:
         return (*found, str(error))
     multiplier = launch.asked_multiplier(config, policy)
     # What NVML does not tell is the doctor's to say, as a finding.
-    machine = launch.read_machine(tell=lambda _: None)
+    machine = launch.read_machine(on_unreadable=lambda _: None)
     return (*found, *launch.start_problems(config, machine, multiplier, os.environ))
 
 
@@ -64,7 +64,7 @@ def visit(document: Path, probe: GpuProbe, *, fix: bool) -> Visit:
     load_document(config.policy, Policy)
     machine = read_machine(config)
     kind, problem = _kind(config, probe)
-    question = Question(
+    question = Examination(
         config=config,
         document=document,
         document_unix_s=document.stat().st_mtime,
@@ -116,14 +116,14 @@ class NodeDoctor:
 
     def __init__(
         self,
-        first: Question,
+        first: Examination,
         *,
         again: Callable[[Machine, NodeConfig], Machine] = look_again,
     ) -> None:
         self._question = first
         self._again = again
         self._fixed = [
-            _told(one, first.machine.unix_s)
+            _finding(one, first.machine.unix_s)
             for one in examine(first)
             if one.check not in (*_BEFORE_START_ONLY, *WHILE_RUNNING)
         ]
@@ -133,7 +133,7 @@ class NodeDoctor:
     def before_start(cls, config: NodeConfig, document: Path, kind: NodeKind) -> Self:
         """Make the first look; call it before the node takes ports, locks and memory."""
         return cls(
-            Question(
+            Examination(
                 config=config,
                 document=document,
                 document_unix_s=document.stat().st_mtime,
@@ -155,9 +155,9 @@ class NodeDoctor:
         self._findings = [*self._fixed, *self._examine(now)]
         return self._findings
 
-    def _examine(self, question: Question) -> list[DoctorFinding]:
+    def _examine(self, question: Examination) -> list[DoctorFinding]:
         at_unix_s = question.machine.unix_s
-        return [_told(one, at_unix_s) for one in examine(question, WHILE_RUNNING)]
+        return [_finding(one, at_unix_s) for one in examine(question, WHILE_RUNNING)]
 
 
 class AbsentDoctor:
@@ -181,7 +181,7 @@ class AbsentDoctor:
         return self.findings
 
 
-def _told(one: Finding, at_unix_s: float) -> DoctorFinding:
+def _finding(one: Finding, at_unix_s: float) -> DoctorFinding:
     return DoctorFinding(
         check=one.check,
         severity=one.severity,

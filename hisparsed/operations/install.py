@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from hisparsed.atomic_file import write_whole
+from hisparsed.atomic_file import write_atomically
 from hisparsed.errors import UserError
 
 _PLACEHOLDER: Final = "/usr/bin/hisparsed"
@@ -24,7 +24,7 @@ _BACK_OFF_SINCE: Final = 254
 """First systemd that knows RestartSteps."""
 
 
-class Outcome(StrEnum):
+class FileOutcome(StrEnum):
     """What became of one file."""
 
     CREATED = "created"
@@ -35,7 +35,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class InstallLayout:
     """Where things go. ``prefix`` is a package's, such as /usr; ``None`` is the administrator's.
 
     ``root`` is put before every path, for images and packages; the files do not mention it.
@@ -93,10 +93,10 @@ class Planned:
 @dataclass(frozen=True, slots=True)
 class Installed:
     path: Path
-    outcome: Outcome
+    outcome: FileOutcome
 
 
-def install(layout: Layout, *, dry_run: bool) -> list[Installed]:
+def install(layout: InstallLayout, *, dry_run: bool) -> list[Installed]:
     """Write what is missing or old; with ``dry_run`` only say what would be written.
 
     Raises ``UserError`` where a file cannot be written.
@@ -107,7 +107,7 @@ def install(layout: Layout, *, dry_run: bool) -> list[Installed]:
     ]
 
 
-def _put(target: Path, planned: Planned, *, dry_run: bool) -> Outcome:
+def _put(target: Path, planned: Planned, *, dry_run: bool) -> FileOutcome:
     try:
         found = target.read_text("utf-8")
     except FileNotFoundError:
@@ -115,20 +115,20 @@ def _put(target: Path, planned: Planned, *, dry_run: bool) -> Outcome:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{target} cannot be read: {error}; move it away") from error
     if found == planned.text:
-        return Outcome.UNCHANGED
+        return FileOutcome.UNCHANGED
     if found is not None and planned.is_config:
-        return Outcome.KEPT
+        return FileOutcome.KEPT
     if not dry_run:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             # A unit half written would be read by the next daemon-reload.
-            write_whole(target, planned.text.encode(), mode=_CONFIG_MODE)
+            write_atomically(target, planned.text.encode(), mode=_CONFIG_MODE)
         except OSError as error:
             raise UserError(
                 f"{target} cannot be written: {error.strerror or error}; run as root, or lay the "
                 "files out elsewhere with --root"
             ) from error
-    return Outcome.CREATED if found is None else Outcome.UPDATED
+    return FileOutcome.CREATED if found is None else FileOutcome.UPDATED
 
 
 def _below(root: Path, path: Path) -> Path:

@@ -47,7 +47,7 @@ class _Fault(_Entry):
         return ", ".join(f"https://github.com/{page}" for page in pages)
 
 
-class When(_Entry):
+class FaultConditions(_Entry):
     """What a node must be like for a fault to matter; what is left out always holds."""
 
     host_budget_from: ByteSize | None = None
@@ -69,7 +69,7 @@ class When(_Entry):
 class VllmFault(_Fault):
     fixed_in: str | None
     checked: date
-    when: When = When()
+    when: FaultConditions = FaultConditions()
 
     def concerns(self, version: Version, config: NodeConfig) -> bool:
         fixed = self.fixed_in is not None and version >= Version(self.fixed_in)

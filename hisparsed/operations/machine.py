@@ -184,7 +184,7 @@ def _memlock() -> int | None:
 
 def _gpus() -> tuple[str | None, tuple[Gpu, ...]]:
     # What NVML does not tell is a finding of its own, so it need not be logged too.
-    reader = GpuReader(nvidia_library(), os.environ, tell=lambda _: None)
+    reader = GpuReader(nvidia_library(), os.environ, on_unreadable=lambda _: None)
     try:
         return reader.driver(), tuple(map(_gpu, reader.read()))
     finally:

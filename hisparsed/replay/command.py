@@ -37,17 +37,17 @@ from hisparsed.replay.plan import (
     recorded_arrivals,
 )
 from hisparsed.replay.results import CallResult, ReplayResult, summarise
-from hisparsed.replay.runner import Progress, replay
+from hisparsed.replay.runner import ReplayProgress, replay
 from hisparsed.replay.scaled_trace import PromptMaker, ScaledSession, figures, scale_trace
 from hisparsed.replay.trace import SHIPPED_TRACE, Trace, load_trace
 
 PLAIN_INTERVAL_S = 10.0
 
 
-class Display(Protocol):
+class ReplayDisplay(Protocol):
     """Takes a replay's progress."""
 
-    def __call__(self, progress: Progress) -> None: ...
+    def __call__(self, progress: ReplayProgress) -> None: ...
 
 
 class PlainLines:
@@ -57,7 +57,7 @@ class PlainLines:
         self._out = out
         self._next_at_s = 0.0
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: ReplayProgress) -> None:
         if progress.seconds < self._next_at_s and progress.done < progress.total:
             return
         self._next_at_s = progress.seconds + PLAIN_INTERVAL_S
@@ -69,7 +69,7 @@ class PlainLines:
 
 
 @contextmanager
-def progress_display(out: TextIO, total: int) -> Iterator[Display]:
+def progress_display(out: TextIO, total: int) -> Iterator[ReplayDisplay]:
     """A display on `out` for a replay of `total` calls."""
     if not out.isatty():
         yield PlainLines(out)
@@ -84,13 +84,13 @@ def progress_display(out: TextIO, total: int) -> Iterator[Display]:
     with Bar(*columns, console=Console(file=out)) as bar:
         task = bar.add_task("", total=total)
 
-        def show(progress: Progress) -> None:
+        def show(progress: ReplayProgress) -> None:
             bar.update(task, completed=progress.done, description=_state(progress))
 
         yield show
 
 
-def _state(progress: Progress) -> str:
+def _state(progress: ReplayProgress) -> str:
     return (
         f"{progress.failed} failed, {progress.retries} sent again, "
         f"{progress.tokens_in:,} tokens in, {progress.tokens_out:,} out"

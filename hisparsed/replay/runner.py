@@ -25,7 +25,7 @@ from hisparsed.replay.scaled_trace import ScaledCall, ScaledSession
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReplayProgress:
     """Where a replay stands after a call ended."""
 
     done: int
@@ -43,7 +43,7 @@ async def replay(
     *,
     transport: httpx.AsyncBaseTransport | None = None,
     clock: Clock | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[ReplayProgress], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> ReplayResult:
     """Replay `plan` and return every call's result.
@@ -75,7 +75,7 @@ class _Run:
         plan: ReplayPlan,
         http: httpx.AsyncClient,
         clock: Clock,
-        on_progress: Callable[[Progress], None] | None,
+        on_progress: Callable[[ReplayProgress], None] | None,
     ) -> None:
         self.results: list[CallResult] = []
         self.in_flight = 0
@@ -163,7 +163,7 @@ class _Run:
             self._lost.set()
         if self._on_progress:
             self._on_progress(
-                Progress(
+                ReplayProgress(
                     done=len(self.results),
                     failed=self._failed,
                     total=self._plan.calls,

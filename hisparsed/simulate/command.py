@@ -51,7 +51,7 @@ from hisparsed.simulate.scenario import Scenario, SimulateOptions, scenarios_of
 from hisparsed.simulate.sizes import fitting_sizes
 
 
-class Display(Protocol):
+class RunDisplay(Protocol):
     def begin(self, label: str) -> None:
         """Another run starts."""
         ...
@@ -91,7 +91,7 @@ class _Bar:
 
 
 @contextmanager
-def progress_display(out: TextIO, runs: int, duration_s: float) -> Iterator[Display]:
+def progress_display(out: TextIO, runs: int, duration_s: float) -> Iterator[RunDisplay]:
     """A display on ``out`` for ``runs`` runs of ``duration_s`` virtual seconds."""
     if not out.isatty():
         yield _Lines(out, runs)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from hisparsed import __version__
-from hisparsed.control.events import Announcer, Broadcast
-from hisparsed.control.holds import Overrides
+from hisparsed.control.events import Broadcast, EventRecorder
+from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal, JournalWriter
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.loop import ControlLoop
@@ -27,12 +27,12 @@ from hisparsed.control.status.current import CurrentStatus, StatusSources, TickO
 from hisparsed.control.status.document import NodeInfo
 from hisparsed.engine.messages import EngineCommand
 from hisparsed.engine.simulated.node import SimulatedNode
-from hisparsed.policy.signals import Admission
+from hisparsed.policy.signals import AdmissionRules
 
 Item = TypeVar("Item")
 
 
-class Verdict(Enum):
+class Arrival(Enum):
     """What becomes of a call that arrives."""
 
     SEND = auto()
@@ -45,14 +45,14 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Due(Generic[Item]):
+class ReleasedCalls(Generic[Item]):
     """Calls that are no longer held."""
 
     send: list[Item]
     refused: list[Item]
 
 
-class Gate(Generic[Item]):
+class SimulatedAdmission(Generic[Item]):
     """``admission`` of ``None`` lets all pass."""
 
     def __init__(self) -> None:
@@ -66,36 +66,38 @@ class Gate(Generic[Item]):
         *,
         tokens: int,
         new_session: bool,
-        admission: Admission | None,
+        admission: AdmissionRules | None,
         waiting: int,
         now_s: float,
-    ) -> Verdict:
+    ) -> Arrival:
         """``tokens``: prompt and asked answer. ``waiting``: calls that wait in the engine."""
         if admission is None:
-            return Verdict.SEND
+            return Arrival.SEND
         longest = admission.max_context_tokens
         if longest is not None and tokens > longest:
             return self._arrive_long(item, admission)
         limit = admission.max_waiting_sessions
         if limit is None or not new_session or (_has_room(waiting, limit) and not self._new):
-            return Verdict.SEND
+            return Arrival.SEND
         if admission.when_full == "refuse":
-            return Verdict.REFUSED
+            return Arrival.REFUSED
         self._new.append((now_s, item))
-        return Verdict.HELD
+        return Arrival.HELD
 
-    def _arrive_long(self, item: Item, admission: Admission) -> Verdict:
+    def _arrive_long(self, item: Item, admission: AdmissionRules) -> Arrival:
         if admission.over_max_context == "refuse":
-            return Verdict.TOO_LONG
+            return Arrival.TOO_LONG
         if self._long_running is None:
             self._long_running = item
-            return Verdict.SEND
+            return Arrival.SEND
         self._long.append(item)
-        return Verdict.HELD
+        return Arrival.HELD
 
-    def due(self, admission: Admission | None, waiting: int, now_s: float) -> Due[Item]:
+    def due(
+        self, admission: AdmissionRules | None, waiting: int, now_s: float
+    ) -> ReleasedCalls[Item]:
         """Held calls whose turn has come, and those that were held for ``max_wait_s``."""
-        found: Due[Item] = Due([], [])
+        found: ReleasedCalls[Item] = ReleasedCalls([], [])
         limit = None if admission is None else admission.max_waiting_sessions
         while self._new:
             since_s, item = self._new[0]
@@ -125,7 +127,7 @@ def _has_room(waiting: int, limit: int) -> bool:
 class ControlSide(Protocol):
     """Told once a tick of virtual time to look and act."""
 
-    admission: Admission | None
+    admission: AdmissionRules | None
     """What the API side enforces; ``None`` admits all."""
 
     def start(self) -> None: ...
@@ -145,7 +147,7 @@ class ControlSide(Protocol):
 class StaticControl:
     """Stock vLLM: one command at the start or none, and nothing after it."""
 
-    admission: Admission | None = None
+    admission: AdmissionRules | None = None
     tick_s = 1.0
     journal_lost = 0
 
@@ -181,7 +183,7 @@ class LoopControl:
         watch: Callable[[TickOutcome], None],
     ) -> None:
         clock = node.clock
-        self.admission: Admission | None = None
+        self.admission: AdmissionRules | None = None
         self._source = PolicySource(path, clock=clock.now_s, wall_clock=clock.unix_s)
         self._journal = Journal(
             JournalWriter(
@@ -194,8 +196,8 @@ class LoopControl:
             run=run,
         )
         self._writes = journal_folder is not None
-        overrides, broadcast = Overrides(), Broadcast()
-        announcer = Announcer(self._journal, broadcast, wall_clock=clock.unix_s)
+        holds, broadcast = Holds(), Broadcast()
+        recorder = EventRecorder(self._journal, broadcast, wall_clock=clock.unix_s)
         info = NodeInfo(
             kind="simulated",
             model=title,
@@ -207,7 +209,7 @@ class LoopControl:
         status = CurrentStatus(
             info,
             self._source,
-            overrides,
+            holds,
             self._journal,
             broadcast,
             StatusSources(on_tick=lambda: (watch,)),
@@ -216,10 +218,10 @@ class LoopControl:
         )
         plane = ControlPlane(
             self._source,
-            overrides,
+            holds,
             self._journal,
             broadcast,
-            announcer,
+            recorder,
             status,
             ControlMetrics(status.status),
             clock=clock.now_s,
@@ -249,5 +251,5 @@ class LoopControl:
         if self._writes:
             self._journal.close()
 
-    def _set_admission(self, admission: Admission) -> None:
+    def _set_admission(self, admission: AdmissionRules) -> None:
         self.admission = admission

@@ -28,7 +28,7 @@ class CallTimes:
     input_tokens: int
     output_tokens: int
     arrived_s: float
-    """When the client first sent it; waiting at the gate and after a refusal counts."""
+    """When the client first sent it; being held and waiting after a refusal count."""
     first_token_s: float | None = None
     finished_s: float | None = None
     cached_tokens: int = 0

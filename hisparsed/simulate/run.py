@@ -19,7 +19,13 @@ from hisparsed.engine.simulated.node import SimulatedCall, SimulatedNode
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions
 from hisparsed.errors import UserError
 from hisparsed.policy.signals import Lever
-from hisparsed.simulate.control import ControlSide, Gate, LoopControl, StaticControl, Verdict
+from hisparsed.simulate.control import (
+    Arrival,
+    ControlSide,
+    LoopControl,
+    SimulatedAdmission,
+    StaticControl,
+)
 from hisparsed.simulate.policies import PolicyChoice
 from hisparsed.simulate.results import BareSample, CallTimes, Measures, sample_of
 from hisparsed.simulate.scenario import Scenario
@@ -62,7 +68,7 @@ class Driver:
         self._due: list[tuple[float, int, _Playing]] = []
         self._order = 0
         self._open: dict[str, tuple[_Playing, CallTimes]] = {}
-        self._gate: Gate[_Playing] = Gate()
+        self._admission: SimulatedAdmission[_Playing] = SimulatedAdmission()
 
     def run(self) -> Measures:
         """Until the measures' end; returns them filled."""
@@ -111,7 +117,7 @@ class Driver:
                 times.finished_s = clock.now_s()
                 times.failed = one.failed
                 del self._open[one.request_id]
-                self._gate.finished(playing)
+                self._admission.finished(playing)
                 self._next_call(playing)
         if executed or not self._node.busy:
             return
@@ -151,7 +157,7 @@ class Driver:
     def _arrive(self, playing: _Playing, at_s: float) -> None:
         """``at_s`` is when the client sent it; steps take time, so that may be a little ago."""
         call, now_s = playing.call, self._node.clock.now_s()
-        verdict = self._gate.arrive(
+        arrival = self._admission.arrive(
             playing,
             tokens=call.input_tokens + call.output_tokens,
             new_session=playing.number == playing.play.first_call,
@@ -159,7 +165,7 @@ class Driver:
             waiting=self._node.counts()[1],
             now_s=now_s,
         )
-        if verdict is Verdict.TOO_LONG:
+        if arrival is Arrival.TOO_LONG:
             # A client cannot go on with a session whose next call is too long.
             self._measures.count_refusal(now_s)
             self._next_play(playing.play, now_s)
@@ -171,13 +177,13 @@ class Driver:
             )
             playing.times = times
             self._measures.calls.append(times)
-        if verdict is Verdict.SEND:
+        if arrival is Arrival.SEND:
             self._send(playing, times)
-        elif verdict is Verdict.REFUSED:
+        elif arrival is Arrival.REFUSED:
             self._refuse(playing)
 
     def _let_in(self, now_s: float) -> None:
-        due = self._gate.due(self._control.admission, self._node.counts()[1], now_s)
+        due = self._admission.due(self._control.admission, self._node.counts()[1], now_s)
         for playing in due.send:
             if playing.times is not None:
                 self._send(playing, playing.times)

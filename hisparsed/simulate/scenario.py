@@ -20,7 +20,7 @@ from hisparsed.policy.units import format_duration
 from hisparsed.replay.plan import parse_duration_s, parse_scale
 from hisparsed.replay.trace import SHIPPED_TRACE, Trace, load_trace
 from hisparsed.simulate.policies import twice
-from hisparsed.simulate.workload import Sessions, is_openhands, openhands_trace
+from hisparsed.simulate.workload import TraceSessions, is_openhands, openhands_trace
 
 
 def parse_factor(option: str, text: str) -> float:
@@ -60,7 +60,7 @@ class Traffic:
     Without ``users`` its sessions start when the trace started them, ``load`` times as fast.
     """
 
-    sessions: Sessions
+    sessions: TraceSessions
     users: int | None
     load: float = 1.0
     from_s: float = 0.0
@@ -169,8 +169,8 @@ def scenarios_of(options: SimulateOptions) -> list[Scenario]:
     traces = [_trace(name) for name in options.traces or [str(SHIPPED_TRACE)]]
     after = None if options.then is None else _trace(options.then)
     tokens, longest = node.engine.block_tokens, options.max_model_len
-    sessions = [Sessions(trace, tokens, longest) for trace in traces]
-    then = None if after is None else Sessions(after, tokens, longest)
+    sessions = [TraceSessions(trace, tokens, longest) for trace in traces]
+    then = None if after is None else TraceSessions(after, tokens, longest)
     every = sessions if then is None else [*sessions, then]
     _check_kinds(options, every)
     recorded = any(one.has_starts for one in sessions) and not options.users
@@ -224,7 +224,7 @@ def _check_numbers(options: SimulateOptions) -> None:
                 raise twice(option, f"{value:g}")
 
 
-def _check_kinds(options: SimulateOptions, sessions: Sequence[Sessions]) -> None:
+def _check_kinds(options: SimulateOptions, sessions: Sequence[TraceSessions]) -> None:
     """Users play agents' sessions; recorded chat starts when its trace says."""
     names = ", ".join(one.name for one in sessions)
     if options.loads and not any(one.has_starts for one in sessions):
@@ -240,8 +240,8 @@ def _check_kinds(options: SimulateOptions, sessions: Sequence[Sessions]) -> None
 
 
 def _traffic(
-    sessions: Sequence[Sessions],
-    then: Sessions | None,
+    sessions: Sequence[TraceSessions],
+    then: TraceSessions | None,
     users: int | None,
     load: float,
     duration_s: float,

@@ -22,7 +22,7 @@ from hisparsed.plan.layout import (
 from hisparsed.policy.bounds import engine_multiplier, problems, vllm_multiplier
 from hisparsed.policy.effective import CheckedPolicy, check_policy, parse_policy
 from hisparsed.policy.problems import ConfigError
-from hisparsed.policy.signals import Geometry
+from hisparsed.policy.signals import PoolGeometry
 from hisparsed.policy.units import format_bytes
 from hisparsed.simulate.policies import PolicyChoice, policy_text_of_part
 from hisparsed.simulate.scenario import Scenario
@@ -30,12 +30,12 @@ from hisparsed.simulate.scenario import Scenario
 
 def expected_geometry(
     scenario: Scenario, *, host_budget: int, lease_rows: int, max_model_len: int, copies: int
-) -> Geometry:
+) -> PoolGeometry:
     """``host_budget`` is bytes of the whole node, ``lease_rows`` those of the largest lease."""
     node, scale = scenario.node, scenario.scale
     layout = simulated_layout(node)
     tokens, host_block, chunk = layout.block_tokens, layout.host_block_bytes, layout.chunk_bytes
-    return Geometry(
+    return PoolGeometry(
         block_tokens=tokens,
         host_block_bytes=host_block,
         offload_chunk_tokens=tokens,

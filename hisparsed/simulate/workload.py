@@ -79,7 +79,7 @@ class PlannedCall:
     think_s: float
 
 
-class Sessions:
+class TraceSessions:
     """The sessions of one trace as the engine's blocks of ``block_tokens``.
 
     Calls longer than ``max_model_len`` are left out. Raises ``UserError`` when none is left.
@@ -205,7 +205,7 @@ class ClosedLoop:
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: TraceSessions,
         users: int,
         seed: int,
         *,
@@ -254,7 +254,7 @@ class OpenLoop:
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: TraceSessions,
         seed: int,
         *,
         load: float,

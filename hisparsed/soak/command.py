@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from hisparsed.replay.trace import load_trace
 from hisparsed.soak.daemon import DaemonRun, run_daemon_soak
-from hisparsed.soak.result import SoakResult, Tally
+from hisparsed.soak.result import SoakResult, SoakTotals
 from hisparsed.soak.run import run_soak
 from hisparsed.soak.settings import SoakSettings
 
@@ -78,7 +78,7 @@ def run_command(settings: SoakSettings, out: TextIO, *, daemon: bool = False) ->
 
     with soak_display(out, time.monotonic) as show:
 
-        def tell(tally: Tally) -> None:
+        def tell(tally: SoakTotals) -> None:
             wrong = len(tally.violations) + tally.token_differences + tally.stuck
             show(
                 share_done(tally.moves),

@@ -30,11 +30,11 @@ from hisparsed.demo.node import DemoNode, DemoSettings
 from hisparsed.engine.reference.launch import SERVED_MODEL_NAME
 from hisparsed.errors import UserError
 from hisparsed.replay.client import http_client
-from hisparsed.soak.engine import Difference, InProcessEngine, Oracle, Sample, VirtualClock
-from hisparsed.soak.result import SoakResult, Tally
+from hisparsed.soak.engine import InProcessEngine, Oracle, SampledAnswer, SteppedClock, WrongAnswer
+from hisparsed.soak.result import SoakResult, SoakTotals
 from hisparsed.soak.run import save_document
 from hisparsed.soak.settings import MAX_MULTIPLIER, SoakSettings
-from hisparsed.soak.workload import Call, Traffic
+from hisparsed.soak.workload import SoakCall, SoakTraffic
 
 _TURN_S = 0.02
 FIRST_VALUES: dict[str, str | int | float] = {
@@ -78,7 +78,7 @@ def next_value(rng: random.Random) -> tuple[str, str | int | float]:
 class DaemonRun:
     """What the client side of a soak saw; gaps in seconds."""
 
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[SampledAnswer] = field(default_factory=list)
     requests: int = 0
     stuck: int = 0
     errors: list[str] = field(default_factory=list)
@@ -97,7 +97,7 @@ class DaemonSoak:
         self,
         settings: SoakSettings,
         node: DemoNode,
-        traffic: Traffic,
+        traffic: SoakTraffic,
         on_progress: Callable[[DaemonRun], None],
     ) -> None:
         self._settings = settings
@@ -106,7 +106,7 @@ class DaemonSoak:
         self._on_progress = on_progress
         self._moves = random.Random(f"{settings.seed} daemon moves")
         self._sampling = random.Random(f"{settings.seed} samples")
-        self._open: dict[str, tuple[Call, asyncio.Task[None]]] = {}
+        self._open: dict[str, tuple[SoakCall, asyncio.Task[None]]] = {}
         self._began_s = time.monotonic()
         self.run_so_far = DaemonRun()
         self.stop = asyncio.Event()
@@ -157,7 +157,7 @@ class DaemonSoak:
         self._on_progress(self.run_so_far)
         await asyncio.sleep(_TURN_S)
 
-    async def _send(self, http: httpx.AsyncClient, call: Call) -> None:
+    async def _send(self, http: httpx.AsyncClient, call: SoakCall) -> None:
         tokens: list[int] = []
         try:
             async with asyncio.timeout(self._settings.stuck_after_s):
@@ -166,7 +166,7 @@ class DaemonSoak:
             self.run_so_far.errors.append(f"{call.request_id}: {type(error).__name__}: {error}")
         finally:
             if tokens and self._sampling.random() < self._settings.sample_share:
-                sample = Sample(call.request_id, 0, call.prompt, tuple(tokens))
+                sample = SampledAnswer(call.request_id, 0, call.prompt, tuple(tokens))
                 self.run_so_far.samples.append(sample)
         if len(tokens) == call.max_tokens:
             self.run_so_far.requests += 1
@@ -175,7 +175,7 @@ class DaemonSoak:
         del self._open[call.request_id]
         self._traffic.answered(call, time.monotonic())
 
-    async def _stream(self, http: httpx.AsyncClient, call: Call, tokens: list[int]) -> None:
+    async def _stream(self, http: httpx.AsyncClient, call: SoakCall, tokens: list[int]) -> None:
         body = {
             "model": SERVED_MODEL_NAME,
             "prompt": list(call.prompt),
@@ -239,7 +239,7 @@ def run_daemon_soak(
     Raises ``UserError`` when the daemon does not start or does not last.
     """
     demo = demo_settings(settings)
-    traffic = Traffic(
+    traffic = SoakTraffic(
         settings.trace,
         seed=settings.seed,
         clients=settings.clients,
@@ -290,9 +290,9 @@ def applied_commands(journal: Path) -> list[Applied]:
     return [one for one in found if one is not None]
 
 
-def tally_of(run: DaemonRun, applied: list[Applied]) -> Tally:
+def tally_of(run: DaemonRun, applied: list[Applied]) -> SoakTotals:
     """The counts of a soak, from the client's side and the journal's."""
-    tally = Tally(requests=run.requests, stuck=run.stuck, moves=len(applied))
+    tally = SoakTotals(requests=run.requests, stuck=run.stuck, moves=len(applied))
     tally.moves_refused = sum(one.error is not None for one in applied)
     tally.violations = [one.error for one in applied if one.error and _BROKEN in one.error]
     tally.move_us = [one.result.apply_us for one in applied if one.result is not None]
@@ -311,7 +311,7 @@ def tally_of(run: DaemonRun, applied: list[Applied]) -> Tally:
     return tally
 
 
-def verify(demo: DemoSettings, samples: list[Sample], folder: Path) -> list[Difference]:
+def verify(demo: DemoSettings, samples: list[SampledAnswer], folder: Path) -> list[WrongAnswer]:
     """Which samples an untouched engine of the daemon's model answers differently."""
     config = NodeConfig(
         node="reference",
@@ -324,7 +324,7 @@ def verify(demo: DemoSettings, samples: list[Sample], folder: Path) -> list[Diff
         ),
         state_dir=folder,
     )
-    engine = InProcessEngine(config, max_multiplier=MAX_MULTIPLIER, clock=VirtualClock())
+    engine = InProcessEngine(config, max_multiplier=MAX_MULTIPLIER, clock=SteppedClock())
     try:
         oracle = Oracle(engine)
         found = [difference for sample in samples for difference in oracle.take(sample)]

@@ -21,7 +21,7 @@ from hisparsed.policy.signals import EngineReport
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerSoFar:
     """How far a call has come: all its tokens so far; ``failed`` ended without an answer.
 
     ``cached_tokens`` of its prompt were a prefix hit.
@@ -39,14 +39,14 @@ class Engine(Protocol):
 
     def add(self, request_id: str, prompt: Sequence[int], max_tokens: int) -> None: ...
     def abort(self, request_id: str) -> None: ...
-    def step(self) -> list[Answer]: ...
+    def step(self) -> list[AnswerSoFar]: ...
     def apply(self, command: EngineCommand) -> ApplyResult: ...
     def report(self) -> EngineReport: ...
     def check(self) -> list[str]: ...
     def reset_caches(self, *, running: bool, connector: bool) -> bool: ...
 
 
-class VirtualClock:
+class SteppedClock:
     """Seconds that go on only when told to."""
 
     def __init__(self, now_s: float = 1000.0) -> None:
@@ -59,7 +59,7 @@ class VirtualClock:
 class InProcessEngine:
     """Implements ``Engine``. ``close`` it; two may live at once."""
 
-    def __init__(self, config: NodeConfig, *, max_multiplier: float, clock: VirtualClock) -> None:
+    def __init__(self, config: NodeConfig, *, max_multiplier: float, clock: SteppedClock) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ[LAUNCHED_ENV] = "1"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -88,7 +88,7 @@ class InProcessEngine:
     def abort(self, request_id: str) -> None:
         self._llm.abort_request([request_id])
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[AnswerSoFar]:
         """One engine step; the calls that it brought forward."""
         return [_answer(output) for output in self._llm.step()]
 
@@ -122,10 +122,10 @@ class InProcessEngine:
         self._llm.engine_core.shutdown()
 
 
-def _answer(output: Any) -> Answer:
+def _answer(output: Any) -> AnswerSoFar:
     first = output.outputs[0]
     failed = output.finished and first.finish_reason not in ("length", "stop")
-    return Answer(
+    return AnswerSoFar(
         output.request_id,
         first.token_ids,
         bool(output.finished),
@@ -140,7 +140,7 @@ _KNOWN = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampledAnswer:
     """An answer as the engine under test gave it, whole or cut; ``step`` is when it ended."""
 
     request_id: str
@@ -150,10 +150,10 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class WrongAnswer:
     """``sample`` differs from ``expected`` from token ``at`` on."""
 
-    sample: Sample
+    sample: SampledAnswer
     expected: tuple[int, ...]
     at: int
 
@@ -163,16 +163,16 @@ class Oracle:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._waiting: list[Sample] = []
+        self._waiting: list[SampledAnswer] = []
         self._known: dict[bytes, tuple[int, ...]] = {}
         self.verified = 0
 
-    def take(self, sample: Sample) -> list[Difference]:
+    def take(self, sample: SampledAnswer) -> list[WrongAnswer]:
         """Verify at some time; the differences of a batch when one was due."""
         self._waiting.append(sample)
         return self.settle() if len(self._waiting) >= _BATCH else []
 
-    def settle(self) -> list[Difference]:
+    def settle(self) -> list[WrongAnswer]:
         """Verify all that were taken."""
         samples, self._waiting = self._waiting, []
         self._ask([one for one in samples if len(self._answer(one)) < len(one.tokens)])
@@ -181,15 +181,15 @@ class Oracle:
             self.verified += 1
             expected = self._answer(sample)[: len(sample.tokens)]
             if expected != sample.tokens:
-                found.append(Difference(sample, expected, _first_unequal(expected, sample.tokens)))
+                found.append(WrongAnswer(sample, expected, _first_unequal(expected, sample.tokens)))
         while len(self._known) > _KNOWN:
             del self._known[next(iter(self._known))]
         return found
 
-    def _answer(self, sample: Sample) -> tuple[int, ...]:
+    def _answer(self, sample: SampledAnswer) -> tuple[int, ...]:
         return self._known.get(_key(sample.prompt), ())
 
-    def _ask(self, samples: Sequence[Sample]) -> None:
+    def _ask(self, samples: Sequence[SampledAnswer]) -> None:
         wanted: dict[tuple[int, ...], int] = {}
         for sample in samples:
             wanted[sample.prompt] = max(len(sample.tokens), wanted.get(sample.prompt, 0))

@@ -108,7 +108,7 @@ def _us(value: float | None) -> str:
 
 
 @dataclass
-class Tally:
+class SoakTotals:
     """``busy_s`` is the time that the engine thread worked; moves and reports are in us of it."""
 
     steps: int = 0
@@ -200,5 +200,5 @@ def _ms(seconds: float | None) -> float | None:
     return rounded(None if seconds is None else seconds * 1000, 2)
 
 
-def silent(_: Tally) -> None:
+def silent(_: SoakTotals) -> None:
     """Shows nobody anything."""

@@ -25,17 +25,17 @@ from pydantic_core import to_json
 from hisparsed.engine.messages import AdmissionCommand, EngineCommand
 from hisparsed.policy.signals import EngineReport
 from hisparsed.soak.engine import (
-    Answer,
-    Difference,
+    AnswerSoFar,
     Engine,
     InProcessEngine,
     Oracle,
-    Sample,
-    VirtualClock,
+    SampledAnswer,
+    SteppedClock,
+    WrongAnswer,
 )
-from hisparsed.soak.result import SoakResult, Tally, silent
+from hisparsed.soak.result import SoakResult, SoakTotals, silent
 from hisparsed.soak.settings import MAX_MULTIPLIER, STEP_S, SoakSettings, node_config, oracle_config
-from hisparsed.soak.workload import Call, Move, Moves, Reset, Traffic
+from hisparsed.soak.workload import Move, Moves, Reset, SoakCall, SoakTraffic
 
 _REPORT_STEPS = 8
 _MOVES_A_CHECK = 3
@@ -47,7 +47,7 @@ _ENOUGH_WRONG = 20
 
 @dataclass(slots=True)
 class _Open:
-    call: Call
+    call: SoakCall
     progress_s: float
     tokens: tuple[int, ...] = ()
     token_busy_s: float | None = None
@@ -73,14 +73,14 @@ class Soak:
 
     settings: SoakSettings
     engine: Engine
-    clock: VirtualClock
+    clock: SteppedClock
     oracle: Oracle
-    traffic: Traffic
+    traffic: SoakTraffic
     time_s: Callable[[], float]
     busy_s: Callable[[], float]
-    on_progress: Callable[[Tally], None] = silent
-    tally: Tally = field(default_factory=Tally)
-    differences: list[Difference] = field(default_factory=list)
+    on_progress: Callable[[SoakTotals], None] = silent
+    tally: SoakTotals = field(default_factory=SoakTotals)
+    differences: list[WrongAnswer] = field(default_factory=list)
     moves_made: list[LoggedMove] = field(default_factory=list)
     stop: bool = False
 
@@ -216,7 +216,7 @@ class Soak:
             self._progress_s = self.clock.now_s
         self.on_progress(self.tally)
 
-    def _answered(self, answer: Answer, moving: bool) -> None:
+    def _answered(self, answer: AnswerSoFar, moving: bool) -> None:
         one = self._open.get(answer.request_id)
         if one is None:
             return
@@ -246,10 +246,10 @@ class Soak:
     def _sample(self, one: _Open) -> None:
         if not one.tokens or self._sampling.random() >= self.settings.sample_share:
             return
-        sample = Sample(one.call.request_id, self.tally.steps, one.call.prompt, one.tokens)
+        sample = SampledAnswer(one.call.request_id, self.tally.steps, one.call.prompt, one.tokens)
         self._differ(self.oracle.take(sample))
 
-    def _differ(self, found: list[Difference]) -> None:
+    def _differ(self, found: list[WrongAnswer]) -> None:
         self.differences.extend(found)
         self.tally.token_differences += len(found)
 
@@ -324,18 +324,18 @@ def save_document(document: Mapping[str, object], folder: Path | None = None) ->
 
 @contextmanager
 def soak_on_engines(
-    settings: SoakSettings, on_progress: Callable[[Tally], None] = silent
+    settings: SoakSettings, on_progress: Callable[[SoakTotals], None] = silent
 ) -> Iterator[Soak]:
     """A soak that is ready to run, with both of its engines started (some seconds)."""
-    clock = VirtualClock()
+    clock = SteppedClock()
     with tempfile.TemporaryDirectory(prefix="hisparsed-soak-") as name:
         node = node_config(settings, Path(name) / "node")
         oracle = oracle_config(settings, Path(name) / "oracle")
         engine = InProcessEngine(node, max_multiplier=MAX_MULTIPLIER, clock=clock)
         try:
-            witness = InProcessEngine(oracle, max_multiplier=MAX_MULTIPLIER, clock=VirtualClock())
+            witness = InProcessEngine(oracle, max_multiplier=MAX_MULTIPLIER, clock=SteppedClock())
             try:
-                traffic = Traffic(
+                traffic = SoakTraffic(
                     settings.trace,
                     seed=settings.seed,
                     clients=settings.clients,
@@ -360,7 +360,7 @@ def soak_on_engines(
 
 def run_soak(
     settings: SoakSettings,
-    on_progress: Callable[[Tally], None] = silent,
+    on_progress: Callable[[SoakTotals], None] = silent,
     *,
     record_folder: Path | None = None,
 ) -> SoakResult:

@@ -38,7 +38,7 @@ _LONGEST_UNTIL_CANCEL_S = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SoakCall:
     """One call to send."""
 
     request_id: str
@@ -53,7 +53,7 @@ class _Client:
     again: tuple[tuple[int, ...], int] | None = None
 
 
-class Traffic:
+class SoakTraffic:
     """``clients`` at most are busy at one time; how many are, changes every few seconds."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Traffic:
         self.cancels = 0
         self.reconnects = 0
 
-    def due(self, now_s: float) -> list[Call]:
+    def due(self, now_s: float) -> list[SoakCall]:
         """The calls to send now."""
         if now_s >= self._next_burst_s:
             self._wanted = self._rng.randint(0, self._most)
@@ -98,7 +98,7 @@ class Traffic:
         """The calls to cut now."""
         return [name for name, at_s in self._cut_at_s.items() if at_s <= now_s]
 
-    def cancelled(self, call: Call, now_s: float) -> None:
+    def cancelled(self, call: SoakCall, now_s: float) -> None:
         """The client comes back with the same prompt, or never."""
         client = self._end(call.request_id)
         self.cancels += 1
@@ -108,7 +108,7 @@ class Traffic:
             self.reconnects += 1
             self._idle.append(client)
 
-    def answered(self, call: Call, now_s: float) -> None:
+    def answered(self, call: SoakCall, now_s: float) -> None:
         """The client goes on with its session after a pause."""
         client = self._end(call.request_id)
         client.due_s = now_s + self._pause_s()
@@ -118,13 +118,13 @@ class Traffic:
         self._cut_at_s.pop(request_id, None)
         return self._busy.pop(request_id)
 
-    def _next(self, client: _Client) -> Call | None:
+    def _next(self, client: _Client) -> SoakCall | None:
         prompt, max_tokens = client.again or next(client.calls, (None, 0))
         client.again = None
         if prompt is None:
             return None
         self._sent += 1
-        call = Call(f"call-{self._sent}", prompt, max_tokens)
+        call = SoakCall(f"call-{self._sent}", prompt, max_tokens)
         self._busy[call.request_id] = client
         return call
 

@@ -55,7 +55,7 @@ KINDS: Final = {
     EventKind.ENGINE_RESTARTING: "another engine starts, by itself or as asked",
     EventKind.ENGINE_READY: "an engine serves",
     EventKind.ENGINE_START_FAILED: "an engine did not come up",
-    EventKind.ENGINE_QUARANTINED: "values with which it did not come up are put aside",
+    EventKind.ENGINE_QUARANTINED: "values with which it did not come up are quarantined",
     EventKind.ENGINE_GONE: "no engine can be kept running; the daemon ends",
     EventKind.STOPPED: "the daemon has ended",
 }

@@ -39,7 +39,7 @@ _HEAD = """# Metrics
 a ratio is 1 for the whole. A reading that is not known yet is left out. This page is written by
 `python -m tests.bench.metrics_docs > docs/metrics.md`.
 
-The gate in front of the OpenAI API adds `hisparsed_open_requests`, `hisparsed_held_requests`
+Admission to the OpenAI API adds `hisparsed_open_requests`, `hisparsed_held_requests`
 (gauges), `hisparsed_requests_held_total` and `hisparsed_refused_requests_total` (counters; label
 `reason`: `draining`, `engine`, `session-limit`, `max-context`, `body-size` or `answers`). Its
 listener adds `hisparsed_open_connections` (gauge) and `hisparsed_cut_connections_total` (counter;

@@ -30,7 +30,7 @@ from hisparsed.policy.decide import decide
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.reach import equal_reach_blocks, reach_at
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Admission, EngineReport, Geometry
+from hisparsed.policy.signals import AdmissionRules, EngineReport, PoolGeometry
 from hisparsed.replay.scaled_trace import (
     PromptMaker,
     ScaledCall,
@@ -40,7 +40,7 @@ from hisparsed.replay.scaled_trace import (
     scale_trace,
 )
 from hisparsed.replay.trace import load_trace
-from hisparsed.soak.engine import Engine, InProcessEngine, VirtualClock
+from hisparsed.soak.engine import Engine, InProcessEngine, SteppedClock
 from hisparsed.soak.result import percentile, rounded
 
 STEP_S = 0.02
@@ -100,7 +100,7 @@ class PolicyAtWork:
         self._engine = engine
         self._memory = Memory()
         self._tick = 0
-        self.admission: Admission = start_admission(policy, report.geometry.max_num_seqs)
+        self.admission: AdmissionRules = start_admission(policy, report.geometry.max_num_seqs)
         self.order_changes = 0
 
     def tick(self, now_s: float) -> None:
@@ -146,7 +146,7 @@ def sessions_of(
 
 def serve(
     engine: Engine,
-    clock: VirtualClock,
+    clock: SteppedClock,
     trace: ScaledTrace,
     load: Load,
     policy: Policy,
@@ -160,7 +160,7 @@ class _Serving:
     def __init__(
         self,
         engine: Engine,
-        clock: VirtualClock,
+        clock: SteppedClock,
         trace: ScaledTrace,
         load: Load,
         policy: Policy,
@@ -311,7 +311,7 @@ def node_of(folder: Path) -> NodeConfig:
     )
 
 
-def shared_blocks_for(geometry: Geometry, reach_tokens: float) -> tuple[int, int]:
+def shared_blocks_for(geometry: PoolGeometry, reach_tokens: float) -> tuple[int, int]:
     """The fewest host blocks whose equal-reach split reaches so far, and the lent ones of them."""
     for shared in range(2, geometry.budget_blocks + 1):
         lent = equal_reach_blocks(geometry, _MARGIN, 0, 0, shared)
@@ -326,7 +326,7 @@ def run_one(order: str, seed: int, load: Load = LOAD) -> Row:
     """One order on a fresh engine."""
     trace = scale_trace(load_trace(), _SCALE, _MAX_MODEL_LEN)
     live_tokens = figures(trace.sessions, trace.scale, load.clients).mean_live_set_tokens
-    clock = VirtualClock()
+    clock = SteppedClock()
     with tempfile.TemporaryDirectory(prefix="hisparsed-oversubscribed-") as name:
         engine = InProcessEngine(node_of(Path(name)), max_multiplier=2.0, clock=clock)
         try:

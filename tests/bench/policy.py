@@ -18,20 +18,20 @@ from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.sharing import share_hot_budget
 from hisparsed.policy.signals import (
-    Admission,
     AdmissionOrder,
-    Geometry,
+    AdmissionRules,
     GhostPoint,
     GpuPool,
     HiSparsePool,
     HotBuffers,
     LeasePoint,
+    LiveSet,
     OffloadPool,
+    PoolGeometry,
     Prefix,
     Progress,
     RequestHot,
     Requests,
-    Sessions,
     Snapshot,
     Tokens,
     Watermark,
@@ -39,7 +39,7 @@ from hisparsed.policy.signals import (
 
 TICKS = 3_600
 REQUESTS = 64
-_GEOMETRY = Geometry(
+_GEOMETRY = PoolGeometry(
     block_tokens=64,
     host_block_bytes=64 * 51_200,
     offload_chunk_tokens=64,
@@ -129,10 +129,10 @@ def _snapshot(
         gpu=GpuPool(90_000, rng.randint(0, 30_000), waiting > 2),
         requests=Requests(REQUESTS, waiting, tick // 100, 0, 8, REQUESTS - 8, tick, 0),
         hot=HotBuffers(2.0, steps * 900, steps * 700, loads, steps * 100, loads * 6_400),
-        sessions=Sessions(rng.randint(8_000_000, 13_000_000), 90),
+        sessions=LiveSet(rng.randint(8_000_000, 13_000_000), 90),
         prefix=Prefix(tick * 9_000, tick * 10_000),
         tokens=Tokens(tick * 10_000, tick * 900),
-        admission=Admission(AdmissionOrder.ARRIVAL, 30.0, 256, None, 10.0),
+        admission=AdmissionRules(AdmissionOrder.ARRIVAL, 30.0, 256, None, 10.0),
         watermark=Watermark(9_000, True),
         progress=Progress(steps, steps * 2_000),
         requests_hot=requests_hot(rng),

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from hisparsed.atomic_file import write_whole
+from hisparsed.atomic_file import write_atomically
 from hisparsed.errors import UserError
 from hisparsed.simulate.report import HEADS, grouped, rows, traffic_text
 from hisparsed.simulate.results import PolicyResult
@@ -293,7 +293,7 @@ class Part:
         ended = subprocess.run(command, stdout=subprocess.PIPE, check=False)
         if ended.returncode:
             raise UserError(f"study: {path.stem} ended with exit code {ended.returncode}")
-        write_whole(path, ended.stdout)
+        write_atomically(path, ended.stdout)
 
 
 def parts(experiments: Sequence[Experiment], seeds: int = sys.maxsize) -> list[Part]:

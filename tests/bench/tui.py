@@ -170,10 +170,10 @@ class MadeUpFeed:
     async def run(self) -> None:
         begin = 1_700_000_000.0
         self._tell(updates.Connected())
-        self._tell(updates.HistoryNews(made_up_history(begin)))
+        self._tell(updates.HistoryUpdate(made_up_history(begin)))
         for second in range(self._seconds):
-            self._tell(updates.StatusNews(made_up_status(begin + second, second)))
-            self._tell(updates.RequestNews(made_up_requests(self._random)))
+            self._tell(updates.StatusUpdate(made_up_status(begin + second, second)))
+            self._tell(updates.RequestUpdate(made_up_requests(self._random)))
             await asyncio.sleep(1.0)
 
     async def tick(self, entry: Document) -> Document:

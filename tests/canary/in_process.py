@@ -13,7 +13,7 @@ from typing import Any
 from conversations import control, core_of
 from vllm.v1.kv_offload.base import make_offload_key
 
-from hisparsed.canary.round import Answer, Question
+from hisparsed.canary.round import CanaryAnswer, CanaryQuestion
 from hisparsed.canary.watch import sampling_of
 from hisparsed.engine.messages import CanaryReport
 from hisparsed.engine.reference.model_folder import INDEX_ROW_BYTES
@@ -29,13 +29,13 @@ class InProcess:
     def __init__(self, engine: Any, salt: str) -> None:
         self.engine = engine
         self._salt = salt
-        self.between: Callable[[Question, Any], None] = lambda question, request: None
-        self.asked: list[Question] = []
+        self.between: Callable[[CanaryQuestion, Any], None] = lambda question, request: None
+        self.asked: list[CanaryQuestion] = []
 
     def tokens_of(self, text: str) -> list[int]:
         return list(text.encode())
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: CanaryQuestion) -> CanaryAnswer:
         core = core_of(self.engine)
         self.asked.append(question)
         name = f"canary-{self._salt}-0123456789abcdef-{len(self.asked)}"
@@ -49,7 +49,7 @@ class InProcess:
             for output in self.engine.step():
                 if output.request_id == name and output.finished:
                     seen = control(core, "canary-end", {"request_id": name})
-                    return Answer(
+                    return CanaryAnswer(
                         tuple(output.outputs[0].token_ids),
                         int(output.num_cached_tokens or 0),
                         CanaryReport.model_validate(seen),

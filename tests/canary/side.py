@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hisparsed.canary.round import Answer, CanaryEngine, Question
+from hisparsed.canary.round import CanaryAnswer, CanaryEngine, CanaryQuestion
 from hisparsed.canary.watch import CanaryWatch
-from hisparsed.control.events import Announcer, Broadcast
-from hisparsed.control.holds import Overrides
+from hisparsed.control.events import Broadcast, EventRecorder
+from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal, JournalWriter
 from hisparsed.control.journal.records import TickRecord
 from hisparsed.control.observe import observe
@@ -23,24 +23,24 @@ from hisparsed.policy.decide import decide
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import (
-    Admission,
     AdmissionOrder,
+    AdmissionRules,
     EngineReport,
-    Geometry,
     GpuPool,
     HiSparsePool,
     HotBuffers,
     Lever,
+    LiveSet,
     OffloadPool,
+    PoolGeometry,
     Progress,
     RequestHot,
     Requests,
-    Sessions,
     Watermark,
 )
 
 IDLE = EngineReport(
-    geometry=Geometry(
+    geometry=PoolGeometry(
         block_tokens=16,
         host_block_bytes=16 * 5_120,
         offload_chunk_tokens=16,
@@ -77,8 +77,8 @@ IDLE = EngineReport(
         leased_blocks=16,
     ),
     requests_hot=(RequestHot("of-a-user", 16, 16),),
-    sessions=Sessions(0, 0),
-    admission=Admission(AdmissionOrder.ARRIVAL, 30.0, 8, None, 10.0),
+    sessions=LiveSet(0, 0),
+    admission=AdmissionRules(AdmissionOrder.ARRIVAL, 30.0, 8, None, 10.0),
     watermark=Watermark(100, True),
     progress=Progress(7, 70),
     report_cost_s=0.0002,
@@ -86,27 +86,27 @@ IDLE = EngineReport(
 
 
 RIGHT = (5, 6, 7, 8)
-Reply = Callable[[Question], "tuple[int, ...] | Exception"]
+Reply = Callable[[CanaryQuestion], "tuple[int, ...] | Exception"]
 
 
 class Scripted:
     """Answers what ``reply`` says; an exception is raised instead."""
 
     def __init__(self) -> None:
-        self.asked: list[Question] = []
+        self.asked: list[CanaryQuestion] = []
         self.reply: Reply = lambda question: RIGHT
 
     def tokens_of(self, text: str) -> list[int]:
         return list(text.encode())
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: CanaryQuestion) -> CanaryAnswer:
         self.asked.append(question)
         tokens = self.reply(question)
         if isinstance(tokens, Exception):
             raise tokens
         steps = {"full": 0, "mixed": 0, "none": 0, question.residency: 3}
         seen = CanaryReport(**steps, scheduled_tokens=20, step_s=0.5)
-        return Answer(tokens, 0 if question.recompute else 96, seen)
+        return CanaryAnswer(tokens, 0 if question.recompute else 96, seen)
 
 
 class Side:
@@ -115,16 +115,16 @@ class Side:
     def __init__(self, folder: Path, engine: CanaryEngine) -> None:
         self.now_s = 1_000.0
         self.folder = folder
-        self.overrides = Overrides()
+        self.holds = Holds()
         writer = JournalWriter(
             folder, run="run", clock=self.clock, stamp=lambda: "20260101T000000", log=print
         )
         self.journal = Journal(writer, run="run")
-        announcer = Announcer(self.journal, Broadcast(), wall_clock=self.wall_clock)
+        recorder = EventRecorder(self.journal, Broadcast(), wall_clock=self.wall_clock)
         self.canary = CanaryWatch(
             engine,
-            self.overrides,
-            announcer,
+            self.holds,
+            recorder,
             self.journal,
             folder,
             clock=self.clock,
@@ -161,7 +161,7 @@ class Side:
             policy_generation=1,
             last_admission=report.admission,
             live_levers=frozenset(Lever),
-            frozen_levers=self.overrides.frozen,
+            frozen_levers=self.holds.frozen,
         )
         decision, _ = decide(policy, snapshot, Memory())
         record = TickRecord(

@@ -12,7 +12,7 @@ from conversations import TOPK, EngineShape, apply, build_engine, core_of, repor
 from in_process import Found, InProcess, Saboteur
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
-from hisparsed.canary.round import Question
+from hisparsed.canary.round import CanaryQuestion
 from hisparsed.control.status.document import CanaryState
 from hisparsed.engine.canary_calls import CanaryCalls
 from hisparsed.engine.messages import CanaryCall, report_from_wire
@@ -46,7 +46,7 @@ class Node:
     async def record(self) -> Found:
         """The first round, looking on where the rows are that it reads."""
 
-        def look(question: Question, request: Any) -> None:
+        def look(question: CanaryQuestion, request: Any) -> None:
             if question.residency == "none" and self.found is None:
                 self.found = self.saboteur.look(request)
 
@@ -89,7 +89,7 @@ async def test_answers_are_equal_in_full_mixed_and_no_residency(node: Node) -> N
     assert full.recomputed
     assert full.prefix_hit_tokens == 0
     assert node.side.events() == ["canary-recorded"]
-    assert node.side.overrides.frozen == frozenset()
+    assert node.side.holds.frozen == frozenset()
 
 
 async def test_it_is_no_session_no_finished_call_and_leaves_the_ledger_sound(node: Node) -> None:
@@ -125,7 +125,7 @@ async def assert_found_in_the_next_round(node: Node, asked: str) -> None:
     assert node.status.state is CanaryState.MISMATCH
     assert node.status.rounds_total == 2
     assert node.side.events() == ["canary-recorded", "canary-mismatch"]
-    assert node.side.overrides.frozen == frozenset(Lever)
+    assert node.side.holds.frozen == frozenset(Lever)
 
 
 async def test_a_harmed_row_of_the_host_pool_is_found_within_one_period(node: Node) -> None:
@@ -138,7 +138,7 @@ async def test_a_harmed_row_of_a_hot_buffer_is_found_within_one_period(node: Nod
     await node.record()
     harmed = False
 
-    def harm(question: Question, request: Any) -> None:
+    def harm(question: CanaryQuestion, request: Any) -> None:
         nonlocal harmed
         if question.residency == "none" and not harmed and request.num_output_tokens > 4:
             harmed = node.saboteur.harm_hot_row(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hisparsed.canary.round import Conditions, Schedule, Trigger
+from hisparsed.canary.round import CanarySchedule, Conditions, Trigger
 from hisparsed.policy.schema import Canary
 
 SETTINGS = Canary(every=600.0, least_gap=60.0, after_move=0.05, most_waiting=2)
@@ -18,8 +18,8 @@ IDLE = Conditions(
 )
 
 
-def started() -> Schedule:
-    schedule = Schedule()
+def started() -> CanarySchedule:
+    schedule = CanarySchedule()
     assert schedule.look(SETTINGS, IDLE) is Trigger.START
     schedule.ran(0.0)
     return schedule
@@ -74,10 +74,10 @@ def test_a_round_is_left_out_once_and_tried_again_after_the_gap() -> None:
 
 
 def test_as_many_waiting_calls_as_the_policy_allows_do_not_matter() -> None:
-    assert Schedule().look(SETTINGS, replace(IDLE, waiting=2)) is Trigger.START
+    assert CanarySchedule().look(SETTINGS, replace(IDLE, waiting=2)) is Trigger.START
 
 
 def test_an_over_subscribed_node_is_left_alone() -> None:
-    schedule = Schedule()
+    schedule = CanarySchedule()
     assert schedule.look(SETTINGS, replace(IDLE, coverage_low=True)) is None
     assert schedule.left_out == 1

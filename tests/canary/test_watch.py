@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from side import RIGHT, Scripted
 
-from hisparsed.canary.round import Question, Trigger, make_prompt, prompt_tokens
+from hisparsed.canary.round import CanaryQuestion, Trigger, make_prompt, prompt_tokens
 from hisparsed.canary.watch import MOST_FILES
 from hisparsed.control.status.document import CanaryState
 from hisparsed.engine.messages import report_to_wire
@@ -34,7 +34,7 @@ def side(engine: Scripted, make_side: Callable[[Any], Any]) -> Any:
     return make_side(engine)
 
 
-def wrong_in(residency: str) -> Callable[[Question], tuple[int, ...]]:
+def wrong_in(residency: str) -> Callable[[CanaryQuestion], tuple[int, ...]]:
     return lambda question: WRONG if question.residency == residency else RIGHT
 
 
@@ -72,7 +72,7 @@ async def test_another_answer_freezes_alarms_and_keeps_evidence(
     status = side.canary.status()
     assert (status.state, status.mismatches_total) == (CanaryState.MISMATCH, 1)
     assert not status.not_ready
-    assert side.overrides.frozen == frozenset(Lever)
+    assert side.holds.frozen == frozenset(Lever)
     assert side.events()[-1] == "canary-mismatch"
     word = "no" if residency == "none" else residency
     assert f"token 3 of 4 differs in {word} residency" in side.last_words()
@@ -120,7 +120,7 @@ async def test_a_clean_round_by_itself_does_not_end_the_alarm_one_that_was_asked
     status = side.canary.status()
     assert (status.state, status.not_ready) == (CanaryState.OK, False)
     assert side.events()[-1] == "canary-cleared"
-    assert side.overrides.frozen == frozenset(Lever), "thawing is for people"
+    assert side.holds.frozen == frozenset(Lever), "thawing is for people"
 
 
 async def test_an_engine_that_does_not_answer_is_told_and_asked_again(
@@ -130,7 +130,7 @@ async def test_an_engine_that_does_not_answer_is_told_and_asked_again(
     await rounds(side, report)
     assert side.canary.status().state is CanaryState.FAILED
     assert side.events() == ["canary-failed"]
-    assert side.overrides.frozen == frozenset()
+    assert side.holds.frozen == frozenset()
     engine.reply = lambda question: RIGHT
     await rounds(side, report)
     assert side.canary.status().state is CanaryState.OK
@@ -199,7 +199,7 @@ async def test_a_round_under_way_is_not_doubled_and_ends_with_the_node(
 ) -> None:
     begun = asyncio.Event()
 
-    async def never(question: Question) -> Any:
+    async def never(question: CanaryQuestion) -> Any:
         begun.set()
         await asyncio.Event().wait()
 
@@ -232,7 +232,7 @@ async def test_evidence_that_cannot_be_written_is_told(
     engine.reply = wrong_in("none")
     await rounds(side, report)
     assert "The evidence could not be written: File exists." in side.last_words()
-    assert side.overrides.frozen == frozenset(Lever)
+    assert side.holds.frozen == frozenset(Lever)
 
 
 async def test_cost_is_counted(side: Any, report: EngineReport) -> None:

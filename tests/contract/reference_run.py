@@ -23,9 +23,9 @@ def main(state: Path) -> dict[str, Any]:
     from hisparsed.config.sections import ReferenceConfig
     from hisparsed.engine.compat.adapters import make_arg_parser
     from hisparsed.engine.messages import AdmissionCommand, EngineCommand
-    from hisparsed.soak.engine import InProcessEngine, VirtualClock
+    from hisparsed.soak.engine import InProcessEngine, SteppedClock
 
-    clock = VirtualClock()
+    clock = SteppedClock()
     config = NodeConfig(
         node="reference",
         host_budget=64 << 20,

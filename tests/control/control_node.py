@@ -9,8 +9,8 @@ from typing import Any
 
 from hisparsed.control.api.app import ControlApi
 from hisparsed.control.api.socket import ControlServer
-from hisparsed.control.events import Announcer, Broadcast
-from hisparsed.control.holds import Overrides
+from hisparsed.control.events import Broadcast, EventRecorder
+from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal, JournalWriter
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.loop import ControlLoop
@@ -23,7 +23,7 @@ from hisparsed.control.status.document import (
     BackgroundStatus,
     CanaryStatus,
     DoctorStatus,
-    EngineLifeStatus,
+    EngineStatus,
     Lifecycle,
     NodeInfo,
 )
@@ -32,26 +32,26 @@ from hisparsed.engine.messages import ApplyResult, EngineCommand
 from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.keys import PendingRestart
 from hisparsed.policy.signals import (
-    Admission,
     AdmissionOrder,
+    AdmissionRules,
     EngineReport,
-    Geometry,
     GhostPoint,
     GpuPool,
     HiSparsePool,
     HotBuffers,
+    LiveSet,
     OffloadPool,
+    PoolGeometry,
     Progress,
     Requests,
     Reserve,
-    Sessions,
     StepCpu,
     Watermark,
 )
 
 BUDGET = 1_000
 FLOOR = 66
-GEOMETRY = Geometry(
+GEOMETRY = PoolGeometry(
     block_tokens=16,
     host_block_bytes=16 * 5_120,
     offload_chunk_tokens=16,
@@ -182,8 +182,8 @@ class FakeEngine:
                 leased_requests=2,
                 leased_blocks=64,
             ),
-            sessions=Sessions(self.live_set_tokens, 1 if self.live_set_tokens else 0),
-            admission=Admission(self.order, 30.0, self.max_running, None, 10.0),
+            sessions=LiveSet(self.live_set_tokens, 1 if self.live_set_tokens else 0),
+            admission=AdmissionRules(self.order, 30.0, self.max_running, None, 10.0),
             watermark=Watermark(self.watermark, self.default_watermark),
             progress=Progress(7, 70),
             report_cost_s=0.0002,
@@ -241,7 +241,7 @@ class Node:
         self.engine = FakeEngine()
         self.admissions: list[Any] = []
         self.lifecycle = Lifecycle.SERVING
-        self.engine_life: EngineLifeStatus | None = None
+        self.engine_status: EngineStatus | None = None
         self.canary: Callable[[], CanaryStatus | None] = lambda: None
         self.doctor: Callable[[], DoctorStatus | None] = lambda: None
         self.gpus: GpusStatus | None = None
@@ -260,7 +260,7 @@ class Node:
         )
         monotonic, wall = self.clock.monotonic, self.clock.wall
         self.source = PolicySource(self.policy_path, clock=monotonic, wall_clock=wall)
-        self.overrides, self.broadcast = Overrides(), Broadcast()
+        self.holds, self.broadcast = Holds(), Broadcast()
         writer = JournalWriter(
             state or folder / "state",
             run="run-1",
@@ -269,17 +269,17 @@ class Node:
             log=self.logged.append,
         )
         self.journal = Journal(writer, run="run-1")
-        self.announcer = Announcer(self.journal, self.broadcast, wall_clock=wall)
-        self.operator = Operator(self.source, self.overrides, self.announcer, wall_clock=wall)
+        self.recorder = EventRecorder(self.journal, self.broadcast, wall_clock=wall)
+        self.operator = Operator(self.source, self.holds, self.recorder, wall_clock=wall)
         self.current = CurrentStatus(
             info,
             self.source,
-            self.overrides,
+            self.holds,
             self.journal,
             self.broadcast,
             StatusSources(
                 lifecycle=lambda: self.lifecycle,
-                engine=lambda: self.engine_life,
+                engine=lambda: self.engine_status,
                 canary=lambda: self.canary(),  # noqa: PLW0108 (tests replace it)
                 doctor=lambda: self.doctor(),  # noqa: PLW0108 (tests replace it)
                 gpus=lambda: self.gpus,
@@ -301,10 +301,10 @@ class Node:
         self.targets = TargetFile(state or folder)
         plane = ControlPlane(
             self.source,
-            self.overrides,
+            self.holds,
             self.journal,
             self.broadcast,
-            self.announcer,
+            self.recorder,
             self.current,
             self.metrics,
             clock=monotonic,

@@ -27,7 +27,7 @@ class Waits:
 
 
 def background(node: Any, waits: Waits) -> Background:
-    return Background(node.announcer, clock=node.clock.monotonic, sleep=waits)
+    return Background(node.recorder, clock=node.clock.monotonic, sleep=waits)
 
 
 async def test_a_task_that_fails_begins_again_and_is_told(

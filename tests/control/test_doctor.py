@@ -13,7 +13,7 @@ import pytest
 
 from hisparsed.control.api.socket import ControlServer
 from hisparsed.control.doctor import LOOK_EVERY_S, DoctorApi, DoctorBusyError, DoctorWatch
-from hisparsed.control.events import Announcer
+from hisparsed.control.events import EventRecorder
 from hisparsed.control.status.document import DoctorFinding, Severity
 from hisparsed.control.text.status import status_page
 
@@ -60,7 +60,7 @@ def watched(node: Any) -> Watch:
     def make(doctor: ScriptedDoctor, limit_s: float = 20.0) -> DoctorWatch:
         watch = DoctorWatch(
             doctor,
-            Announcer(node.journal, node.broadcast, wall_clock=node.clock.wall),
+            EventRecorder(node.journal, node.broadcast, wall_clock=node.clock.wall),
             clock=node.clock.monotonic,
             wall_clock=node.clock.wall,
             limit_s=limit_s,

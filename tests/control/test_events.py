@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hisparsed.control.events import Announcer, Broadcast, Message
+from hisparsed.control.events import Broadcast, EventRecorder, Message
 from hisparsed.logs.format import formatter
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.signals import Lever
@@ -53,7 +53,7 @@ async def test_a_stream_after_the_end_is_over_at_once(node: Any) -> None:
 
 async def test_a_node_without_ticks_is_heard_from_all_the_same(node: Any) -> None:
     """An engine that starts for minutes must not look like a daemon that hangs."""
-    with node.broadcast.listen(in_silence=node.api._status, silence_s=0.001) as messages:
+    with node.broadcast.listen(keepalive=node.api._status, keepalive_s=0.001) as messages:
         said = [await anext(messages) for _ in range(2)]
         assert [one.kind for one in said] == ["status", "status"]
         node.broadcast.send(Message("event", "{}"))
@@ -67,8 +67,8 @@ def test_an_event_is_logged_with_its_kind_and_actor(
     node: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    announcer = Announcer(node.journal, Broadcast(), wall_clock=node.clock.wall)
-    announcer.event(EventKind.CANARY_MISMATCH, "Another answer came.", actor="ann")
+    recorder = EventRecorder(node.journal, Broadcast(), wall_clock=node.clock.wall)
+    recorder.event(EventKind.CANARY_MISMATCH, "Another answer came.", actor="ann")
     record = caplog.records[-1]
     shown = json.loads(formatter("json").format(record))
     assert (shown["event_id"], shown["actor"]) == ("canary-mismatch", "ann")

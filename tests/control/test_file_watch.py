@@ -192,7 +192,7 @@ def node_file(node: Any, tmp_path: Path) -> tuple[NodeFile, Path]:
         loaded: Loaded[NodeConfig] = load_document(document, NodeConfig)
         return loaded.value
 
-    return NodeFile(path, load(path), node.announcer, load=load), path
+    return NodeFile(path, load(path), node.recorder, load=load), path
 
 
 def test_what_runs_needs_no_restart(node: Any, node_file: Any) -> None:

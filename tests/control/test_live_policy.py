@@ -132,7 +132,7 @@ def test_setting_may_loosen_what_the_document_says(make_node: Any) -> None:
     node = make_node("version: 1\nmode: off\n")
     set_value(node, "mode", "act")
     assert node.source.in_force.policy.mode is Mode.ACT
-    assert node.overrides.over(node.source.in_force.policy).mode_of(Lever.SPLIT) is Mode.ACT
+    assert node.holds.over(node.source.in_force.policy).mode_of(Lever.SPLIT) is Mode.ACT
 
 
 def test_setting_again_replaces(node: Any) -> None:
@@ -248,7 +248,7 @@ def test_unset_takes_it_out_of_the_file(kept: Any) -> None:
 )
 def test_a_damaged_file_is_kept_aside_and_told(node: Any, content: bytes) -> None:
     (node.folder / "overrides.json").write_bytes(content)
-    restore_overrides(node.source, node.announcer, node.folder)
+    restore_overrides(node.source, node.recorder, node.folder)
     assert node.source.overrides == ()
     assert (node.folder / "overrides.json.damaged").read_bytes() == content
     (event, *_) = node.journal.recent_events(1)

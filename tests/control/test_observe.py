@@ -19,8 +19,8 @@ from hisparsed.engine.messages import (
 from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.decisions import Commands
 from hisparsed.policy.signals import (
-    Admission,
     AdmissionOrder,
+    AdmissionRules,
     Latencies,
     LeasePoint,
     Ledger,
@@ -32,7 +32,7 @@ from hisparsed.policy.signals import (
     Tokens,
 )
 
-ADMISSION = Admission(AdmissionOrder.ARRIVAL, 12.0, 5, 2, 7.0)
+ADMISSION = AdmissionRules(AdmissionOrder.ARRIVAL, 12.0, 5, 2, 7.0)
 
 
 async def test_a_snapshot_is_the_report_and_what_the_daemon_knows(node: Any) -> None:
@@ -65,7 +65,7 @@ async def test_a_snapshot_is_the_report_and_what_the_daemon_knows(node: Any) -> 
         if one.name not in added:
             assert getattr(snapshot, one.name) == getattr(report, one.name)
     assert snapshot.requests == replace(report.requests, refused_total=3)
-    assert snapshot.admission == Admission(AdmissionOrder.HELD_PREFIX_FIRST, 12.0, 8, 2, 7.0)
+    assert snapshot.admission == AdmissionRules(AdmissionOrder.HELD_PREFIX_FIRST, 12.0, 8, 2, 7.0)
     assert (snapshot.prefix, snapshot.tokens) == (Prefix(14, 13), Tokens(11, 12))
     assert (snapshot.latencies, snapshot.sampled_rows) == (Latencies(1.5, 2, 2.5, 9), sampled)
     assert (snapshot.live_levers, snapshot.frozen_levers) == (set(Lever), {Lever.SPLIT})

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from hisparsed.cli.app import app
 from hisparsed.config.node import NodeConfig, load_node_config
-from hisparsed.control.events import Announcer, Broadcast
+from hisparsed.control.events import Broadcast, EventRecorder
 from hisparsed.control.journal.journal import Journal, JournalWriter
 from hisparsed.control.journal.records import (
     APPLIED_JSON,
@@ -94,8 +94,8 @@ def source_at(folder: Path, unix_s: float) -> tuple[PolicySource, Journal]:
     """The policy as a daemon that starts then takes it up."""
     source = PolicySource(folder / "policy.yaml", clock=lambda: 0.0, wall_clock=lambda: unix_s)
     journal, _ = journal_of(folder / "state", "new")
-    announcer = Announcer(journal, Broadcast(), wall_clock=lambda: unix_s)
-    restore_overrides(source, announcer, folder / "state")
+    recorder = EventRecorder(journal, Broadcast(), wall_clock=lambda: unix_s)
+    restore_overrides(source, recorder, folder / "state")
     return source, journal
 
 
@@ -137,7 +137,7 @@ def test_targets_are_taken_up_by_the_same_policy_on_the_same_node(folder: Path) 
     assert (begun.offload_target_blocks, begun.multiplier) == (235, 4.0)
 
 
-def test_the_last_good_values_and_those_put_aside_are_known(folder: Path) -> None:
+def test_the_last_good_values_and_those_quarantined_are_known(folder: Path) -> None:
     daemon = load_node_config(folder / "hisparsed.yaml", memory_bytes=2**40).value
     kept = document(folder / "state" / "engine.json")
     record = EngineRecord(folder / "state")
@@ -145,12 +145,12 @@ def test_the_last_good_values_and_those_put_aside_are_known(folder: Path) -> Non
     assert good is not None
     assert good.document() == kept["good"]
     assert (good.config.reference.gpu_blocks, good.max_multiplier) == (600, 4.0)
-    assert record.put_aside is not None
-    assert record.put_aside.error == kept["put_aside"]["error"]
+    assert record.quarantined is not None
+    assert record.quarantined.error == kept["put_aside"]["error"]
     ten = {"reference": {**kept["good"]["config"]["reference"], "gpu_blocks": 10}}
     bad = NodeConfig.model_validate({"node": "reference", **kept["good"]["config"], **ten})
-    assert record.is_put_aside(EngineValues(bad, good.max_multiplier)), "they are not tried again"
-    assert not record.is_put_aside(good)
+    assert record.is_quarantined(EngineValues(bad, good.max_multiplier)), "they are not tried again"
+    assert not record.is_quarantined(good)
 
 
 def test_restarts_for_a_stall_are_counted_on(state: Path) -> None:
@@ -159,7 +159,9 @@ def test_restarts_for_a_stall_are_counted_on(state: Path) -> None:
 
 async def test_the_journal_is_written_on(state: Path) -> None:
     journal, writer = journal_of(state, "new")
-    Announcer(journal, Broadcast(), wall_clock=lambda: END_UNIX_S).event(EventKind.STOPPED, "Now.")
+    EventRecorder(journal, Broadcast(), wall_clock=lambda: END_UNIX_S).event(
+        EventKind.STOPPED, "Now."
+    )
     writer.write(list(journal._events))
     writer.close()
     assert (writer.health.error, writer.health.set_aside, writer.health.written) == (None, 0, 1)

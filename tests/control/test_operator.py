@@ -24,7 +24,7 @@ BAD = (
 )
 
 
-def is_whole(policy: Policy) -> bool:
+def is_complete(policy: Policy) -> bool:
     """All three values are of one document."""
     return policy.hot.max == policy.hot.start == policy.rebalance.cool_down / 60
 
@@ -44,7 +44,7 @@ async def test_a_thousand_reloads_while_the_loop_ticks(make_node: Any) -> None:
         outcome = node.operator.reload(actor="storm").outcome
         loaded += outcome == "loaded"
         rejected += outcome == "rejected"
-        assert is_whole(node.source.in_force.policy)
+        assert is_complete(node.source.in_force.policy)
         if outcome == "rejected":
             assert node.source.in_force is before
         node.clock.now_s += 0.01
@@ -125,4 +125,4 @@ def test_an_action_for_an_older_policy_is_refused_whole(node: Any) -> None:
     node.operator.reload(actor="ann", expected_generation=1)
     with pytest.raises(StaleGenerationError, match="generation 2, not 1"):
         node.operator.freeze([Lever.SPLIT], actor="ben", expected_generation=1)
-    assert node.overrides.frozen == frozenset()
+    assert node.holds.frozen == frozenset()

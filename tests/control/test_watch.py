@@ -35,7 +35,7 @@ async def test_a_violation_freezes_every_lever_in_the_same_tick(node: Any) -> No
     decision = node.journal.ticks[-1].decision
     assert decision.of(Lever.SPLIT).reason is Reason.FROZEN
     assert len(node.engine.commands) == 1, "only the start"
-    assert node.overrides.frozen == set(Lever)
+    assert node.holds.frozen == set(Lever)
 
 
 async def test_it_is_told_once_with_rule_and_figures(node: Any) -> None:
@@ -63,7 +63,7 @@ async def test_thawing_lets_the_engine_check_everything(node: Any) -> None:
     node.engine.changes = {}
     await node.ticks(1)
     assert (await kinds(node))[-2:] == [EventKind.THAWED, EventKind.LEDGER_SOUND]
-    assert node.overrides.frozen == set(Lever) - {Lever.SPLIT}
+    assert node.holds.frozen == set(Lever) - {Lever.SPLIT}
     assert node.engine.target > 10, "the thawed lever moves again"
 
 
@@ -72,7 +72,7 @@ async def test_a_ledger_that_is_still_broken_freezes_again(node: Any) -> None:
     node.operator.thaw(list(Lever), actor="ada")
     node.engine.apply_trouble.append(ValueError("levers are frozen: the host ledger broke x"))
     await node.ticks(1)
-    assert node.overrides.frozen == set(Lever)
+    assert node.holds.frozen == set(Lever)
     event = (await node.journal.events(1))[0]
     assert event.kind is EventKind.LEDGER_VIOLATION
     assert "frozen again: levers are frozen: the host ledger broke x" in event.sentence
@@ -114,7 +114,7 @@ class Seen:
         self.sentences: list[str] = []
 
     def __call__(self, now_s: float, *cards: GpuCard) -> list[str]:
-        found = list(self.events.news(GpusStatus(age_s=0, cards=list(cards)), now_s))
+        found = list(self.events.changes(GpusStatus(age_s=0, cards=list(cards)), now_s))
         self.sentences += [sentence for _, sentence in found]
         return [kind.value for kind, _ in found]
 
@@ -129,7 +129,7 @@ def test_gpus_that_are_well_are_no_event() -> None:
 
 
 def test_nothing_is_told_before_the_first_reading() -> None:
-    assert list(GpuEvents().news(None, 0.0)) == []
+    assert list(GpuEvents().changes(None, 0.0)) == []
 
 
 def test_a_lost_gpu_is_told_once_with_its_name_and_once_when_it_is_back() -> None:

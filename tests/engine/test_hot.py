@@ -30,7 +30,7 @@ from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Admission, AdmissionOrder, Lever
+from hisparsed.policy.signals import AdmissionOrder, AdmissionRules, Lever
 
 pytestmark = pytest.mark.engine
 
@@ -154,7 +154,7 @@ class Shared:
             report_age_s=0.0,
             tick=tick,
             policy_generation=1,
-            last_admission=Admission(AdmissionOrder.ARRIVAL, 30.0, 12, None, 1.0),
+            last_admission=AdmissionRules(AdmissionOrder.ARRIVAL, 30.0, 12, None, 1.0),
         )
         decision, self.memory = decide(self.policy, snapshot, self.memory)
         self.decisions.append(decision)

@@ -66,7 +66,7 @@ def test_without_our_manager_it_waits_for_ever_on_an_empty_node(
     engine_with_an_offloaded_prefix: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(CountingResidentManager, "get_num_blocks_to_allocate")
-    monkeypatch.setattr(StallWatch, "step", lambda watch, picture: None)
+    monkeypatch.setattr(StallWatch, "step", lambda watch, facts: None)
     with pytest.raises(TimeoutError):
         serve(engine_with_an_offloaded_prefix, "continued", continued())
     requests = report(engine_with_an_offloaded_prefix)["requests"]

@@ -7,18 +7,18 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hisparsed.engine.stall import Remedy, StallLimits, StallWatch, StepPicture
+from hisparsed.engine.stall import Remedy, StallLimits, StallWatch, StepFacts
 
-IDLE = StepPicture(0.0, running=0, waiting=3, scheduled_tokens=0, transfers=False, paused=False)
+IDLE = StepFacts(0.0, running=0, waiting=3, scheduled_tokens=0, transfers=False, paused=False)
 LIMITS = StallLimits(after_s=1.0, between_s=0.25, give_up_after_s=5.0)
 
 
-def at(now_s: float, picture: StepPicture = IDLE) -> StepPicture:
-    return replace(picture, now_s=now_s)
+def at(now_s: float, facts: StepFacts = IDLE) -> StepFacts:
+    return replace(facts, now_s=now_s)
 
 
-def play(watch: StallWatch, until_s: float, picture: StepPicture = IDLE) -> list[Remedy]:
-    remedies = [watch.step(at(tick / 100, picture)) for tick in range(round(until_s * 100))]
+def play(watch: StallWatch, until_s: float, facts: StepFacts = IDLE) -> list[Remedy]:
+    remedies = [watch.step(at(tick / 100, facts)) for tick in range(round(until_s * 100))]
     return [remedy for remedy in remedies if remedy is not None]
 
 
@@ -82,7 +82,7 @@ def test_callers_that_hang_up_are_no_resolution() -> None:
 @given(
     st.lists(
         st.builds(
-            StepPicture,
+            StepFacts,
             now_s=st.just(0.0),
             running=st.integers(0, 3),
             waiting=st.integers(0, 3),
@@ -94,13 +94,13 @@ def test_callers_that_hang_up_are_no_resolution() -> None:
     )
 )
 def test_a_node_that_does_something_or_was_told_to_pause_is_left_alone(
-    pictures: list[StepPicture],
+    steps: list[StepFacts],
 ) -> None:
     watch = StallWatch(LIMITS)
-    for second, picture in enumerate(pictures):
-        remedy = watch.step(at(float(second), picture))
-        if picture.running or picture.scheduled_tokens or picture.transfers or picture.paused:
+    for second, facts in enumerate(steps):
+        remedy = watch.step(at(float(second), facts))
+        if facts.running or facts.scheduled_tokens or facts.transfers or facts.paused:
             assert remedy is None
-        if not picture.waiting:
+        if not facts.waiting:
             assert remedy is None
     assert watch.counts.resolved + watch.counts.given_up <= watch.counts.found

@@ -13,7 +13,7 @@ from typing import Any
 
 from hisparsed.control.api.http_server import Connections, HttpLimits
 from hisparsed.node.openai.admission import Admission
-from hisparsed.node.openai.server import edge_server, guarded
+from hisparsed.node.openai.server import http_server, openai_app
 from hisparsed.node.openai.session_limit import Queue, SessionLimiter
 from hisparsed.node.resources import bind_tcp
 
@@ -87,7 +87,7 @@ class Edge:
         self.admission = Admission(
             self._application, sessions=sessions, metrics_page=lambda: b"up 1\n"
         )
-        self._server = edge_server(guarded(self.admission, api_keys=api_keys), self.connections)
+        self._server = http_server(openai_app(self.admission, api_keys=api_keys), self.connections)
         self._socket = bind_tcp("127.0.0.1", 0, key="api.port")
         self.port: int = self._socket.getsockname()[1]
         self._serving: asyncio.Task[None] | None = None

@@ -30,7 +30,7 @@ class StateNode(Node):
         self.source.restore(OverrideFile(state))
         watch = StateWatch(
             self.journal,
-            self.announcer,
+            self.recorder,
             {
                 "targets.json": lambda: self.targets.error,
                 "overrides.json": lambda: self.source.not_kept,

@@ -22,7 +22,7 @@ from hisparsed.control.live_policy import ClockJump, PolicySource
 from hisparsed.control.state_files import OverrideFile
 from hisparsed.control.status.history import COARSE_S, FINE_SPAN_S, History
 from hisparsed.node.engine.records import RestartFile
-from hisparsed.node.engine.watchdog import ReportAge, StallWatch
+from hisparsed.node.engine.watchdog import ReportAge, StallWatchdog
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.events import EventKind
 
@@ -216,8 +216,8 @@ async def test_the_canary_asks_by_its_period_whatever_the_clock_shows(
     unused: Any = None
     watch = CanaryWatch(
         unused,
-        node.overrides,
-        node.announcer,
+        node.holds,
+        node.recorder,
         node.journal,
         node.state,
         clock=node.clock.monotonic,
@@ -288,8 +288,8 @@ def test_a_clock_set_back_neither_forgets_nor_prolongs_the_cap_on_restarts(
     node: StateNode,
 ) -> None:
     restarts = RestartFile(node.state)
-    stalls = StallWatch(
-        node.announcer, restarts, wall_clock=node.clock.wall, restart=lambda _why: None
+    stalls = StallWatchdog(
+        node.recorder, restarts, wall_clock=node.clock.wall, restart=lambda _why: None
     )
     restarts.save([node.clock.wall() - 100, node.clock.wall() - 50])
     node.clock.set_by_s -= 5 * HOUR_S

@@ -35,12 +35,12 @@ class Control:
             self._application,
             self.path,
             end_streams=lambda: None,
-            tell=self._tell,
+            report=self._report,
             limits=SHORT,
             look_every_s=0.005,
         )
 
-    def _tell(self, kind: EventKind, sentence: str) -> None:
+    def _report(self, kind: EventKind, sentence: str) -> None:
         self.heard.append((kind, sentence))
         self.news.release()
 
@@ -98,7 +98,7 @@ async def test_a_socket_that_was_removed_is_there_again_and_an_event_tells(
     before = await control.client()
     assert await control.ask(before) == 200
     remove(control)
-    kind, sentence = await control.told()
+    kind, sentence = await control.reported()
     assert kind is EventKind.CONTROL_SOCKET_BACK
     assert str(control.path) in sentence
     assert stat.S_IMODE(control.path.stat().st_mode) == 0o660
@@ -111,7 +111,7 @@ async def test_a_socket_that_was_removed_is_there_again_and_an_event_tells(
 async def test_it_is_made_anew_as_often_as_it_is_removed(control: Control) -> None:
     for _ in range(5):
         control.path.unlink()
-        await control.told()
+        await control.reported()
         assert await control.ask() == 200
     await control.server.stop()
     assert not control.path.exists()
@@ -120,12 +120,12 @@ async def test_it_is_made_anew_as_often_as_it_is_removed(control: Control) -> No
 async def test_something_else_in_its_place_is_left_alone_until_it_goes(control: Control) -> None:
     control.path.unlink()
     control.path.write_text("precious", encoding="utf-8")
-    kind, sentence = await control.told()
+    kind, sentence = await control.reported()
     assert kind is EventKind.CONTROL_SOCKET_LOST
     assert "is there and is not a socket" in sentence
     assert control.path.read_text("utf-8") == "precious"
     control.path.unlink()
-    assert (await control.told())[0] is EventKind.CONTROL_SOCKET_BACK
+    assert (await control.reported())[0] is EventKind.CONTROL_SOCKET_BACK
     assert len(control.heard) == 2, "told once, not at every look"
     assert await control.ask() == 200
 
@@ -134,7 +134,7 @@ async def test_another_daemon_on_its_path_is_not_pushed_aside(control: Control) 
     remove_the_folder(control)
     control.path.parent.mkdir()
     other = await asyncio.start_unix_server(lambda r, w: w.close(), control.path)
-    kind, sentence = await control.told()
+    kind, sentence = await control.reported()
     assert kind is EventKind.CONTROL_SOCKET_LOST
     assert "another hisparsed serves" in sentence
     other.close()
@@ -204,7 +204,7 @@ async def test_whatever_goes_wrong_with_the_new_socket_it_is_tried_again(
 
     monkeypatch.setattr(serving, "listen_on", fails_once)
     control.path.unlink()
-    kind, sentence = await control.told()
+    kind, sentence = await control.reported()
     assert (kind, "no loop" in sentence) == (EventKind.CONTROL_SOCKET_LOST, True)
-    assert (await control.told())[0] is EventKind.CONTROL_SOCKET_BACK
+    assert (await control.reported())[0] is EventKind.CONTROL_SOCKET_BACK
     assert await control.ask() == 200

@@ -118,7 +118,7 @@ DAMAGES = pytest.mark.parametrize("damage", [truncated, scribbled, headless])
 
 
 @DAMAGES
-async def test_a_damaged_file_at_the_start_is_put_aside_and_told(
+async def test_a_damaged_file_at_the_start_is_quarantined_and_told(
     node: StateNode, damage: Callable[[Path], None]
 ) -> None:
     node.close_journal()  # folds the WAL in

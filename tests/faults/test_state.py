@@ -188,14 +188,14 @@ async def test_a_file_where_the_folder_was_is_left_alone(tmp_path: Path) -> None
     node.close_journal()
 
 
-async def test_a_start_on_a_damaged_file_that_cannot_be_put_aside(
+async def test_a_start_on_a_damaged_file_that_cannot_be_quarantined(
     tmp_path: Path, real_disk: RealDisk
 ) -> None:
     (real_disk.folder / "overrides.json").write_text("{")
     (real_disk.folder / TARGETS).write_text('{"version": 1, "policy_ha')
     real_disk.read_only()
     node = Node(tmp_path, state=real_disk.folder)
-    restore_overrides(node.source, node.announcer, real_disk.folder)
+    restore_overrides(node.source, node.recorder, real_disk.folder)
     (event, *_) = node.journal.recent_events(1)
     assert "cannot be kept as" in event.sentence
     assert "Read-only file system" in event.sentence

@@ -33,7 +33,7 @@ from serve_process import (
 from streaming import COMPLETIONS, call, complete, stream, usage_of
 
 from hisparsed.control.journal.store import FILE_NAME
-from hisparsed.control.status.document import EngineLifeStatus
+from hisparsed.control.status.document import EngineStatus
 from hisparsed.node.resources import noted_folder
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -78,13 +78,13 @@ def daemon(starting: ServeProcess) -> ServeProcess:
     return starting.wait_until_ready()
 
 
-def life(node: ServeProcess) -> EngineLifeStatus:
+def life(node: ServeProcess) -> EngineStatus:
     found = node.status().engine
     assert found is not None
     return found
 
 
-def serves_again(node: ServeProcess, restarts: int) -> EngineLifeStatus:
+def serves_again(node: ServeProcess, restarts: int) -> EngineStatus:
     """Once more engines have served than ``restarts``."""
     until(
         "another engine serves",
@@ -319,7 +319,7 @@ def test_a_planned_restart_drains_and_puts_pending_values_in_force(daemon: Serve
     assert pending() == []
 
 
-def test_values_that_do_not_start_are_put_aside_and_the_last_good_ones_serve(
+def test_values_that_do_not_start_are_quarantined_and_the_last_good_ones_serve(
     daemon: ServeProcess,
 ) -> None:
     node = daemon
@@ -338,8 +338,8 @@ def test_values_that_do_not_start_are_put_aside_and_the_last_good_ones_serve(
     assert after.quarantined is not None
     assert [one.key for one in after.quarantined.changes] == ["reference.gpu_blocks"]
     assert "engine-quarantined" in event_kinds(node)
-    assert "PUT ASIDE" in hisparsed("status", "--socket", str(node.files.socket)).stdout
-    assert counters(node)["hisparsed_engine_values_put_aside", ()] == 1
+    assert "QUARANTINED" in hisparsed("status", "--socket", str(node.files.socket)).stdout
+    assert counters(node)["hisparsed_engine_values_quarantined", ()] == 1
     complete(node.http, PROMPT, 4)
 
 

@@ -76,9 +76,9 @@ async def test_a_lost_gpu_is_an_event_without_any_tick(made: list[OneGpu]) -> No
     watch = node.gpu_watch("cuda")
     assert watch is not None
     watch.look()
-    announcer: Any = Told()
-    telling = asyncio.create_task(report_gpus(watch.status, announcer, every_s=0.01))
-    await asyncio.wait_for(announcer.first.wait(), 10)
+    recorder: Any = Told()
+    telling = asyncio.create_task(report_gpus(watch.status, recorder, every_s=0.01))
+    await asyncio.wait_for(recorder.first.wait(), 10)
     telling.cancel()
     await asyncio.gather(telling, return_exceptions=True)
-    assert announcer.kinds == [EventKind.GPU_LOST]
+    assert recorder.kinds == [EventKind.GPU_LOST]

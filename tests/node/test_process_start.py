@@ -12,7 +12,7 @@ import serve_as_on_cuda
 from serve_process import START_S, NodeFiles, ServeProcess, until
 from streaming import complete
 
-from hisparsed.control.status.document import EngineLifeStatus
+from hisparsed.control.status.document import EngineStatus
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -52,7 +52,7 @@ def test_a_signal_to_the_engine_never_reaches_the_daemon(node: ServeProcess) -> 
     assert complete(node.http, "again", 4)["usage"]["completion_tokens"] == 4
 
 
-def life(node: ServeProcess) -> EngineLifeStatus:
+def life(node: ServeProcess) -> EngineStatus:
     found = node.status().engine
     assert found is not None
     return found

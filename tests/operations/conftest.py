@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hisparsed.config.node import NodeConfig
-from hisparsed.operations.checks import Question
+from hisparsed.operations.checks import Examination
 from hisparsed.operations.known_faults import KnownFaults
 from hisparsed.operations.machine import Gpu, Machine
 
@@ -39,7 +39,7 @@ SOUND = Machine(
     vllm="0.33.0",
 )
 
-Ask = Callable[..., Question]
+Ask = Callable[..., Examination]
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def ask() -> Ask:
         kind: Any = "cuda",
         faults: KnownFaults = NO_FAULTS,
         **config: Any,
-    ) -> Question:
+    ) -> Examination:
         document = {
             "node": "cuda",
             "model": "glm",
@@ -59,7 +59,7 @@ def ask() -> Ask:
             "cuda": {"tensor_parallel_size": 8},
             "disaggregation": None,
         }
-        return Question(
+        return Examination(
             config=NodeConfig.model_validate(document | config),
             document=Path("/etc/hisparsed/hisparsed.yaml"),
             document_unix_s=999_000.0,

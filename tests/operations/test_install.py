@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 
 from hisparsed.errors import UserError
-from hisparsed.operations.install import Layout, Outcome, install
+from hisparsed.operations.install import FileOutcome, InstallLayout, install
 
 PROGRAM = Path(sys.executable).with_name("hisparsed")
 UNIT = "etc/systemd/system/hisparsed.service"
 
 
-def layout(root: Path, *, prefix: Path | None = None, systemd: int | None = None) -> Layout:
-    return Layout(root=root, prefix=prefix, executable=PROGRAM, systemd_version=systemd)
+def layout(root: Path, *, prefix: Path | None = None, systemd: int | None = None) -> InstallLayout:
+    return InstallLayout(root=root, prefix=prefix, executable=PROGRAM, systemd_version=systemd)
 
 
-def laid_out(root: Path, **options: object) -> dict[str, Outcome]:
+def laid_out(root: Path, **options: object) -> dict[str, FileOutcome]:
     done = install(layout(root, **options), dry_run=False)  # type: ignore[arg-type]
     return {str(one.path): one.outcome for one in done}
 
@@ -40,7 +40,7 @@ def unit(root: Path) -> dict[str, list[str]]:
 
 def test_the_administrators_files_go_to_etc(tmp_path: Path) -> None:
     done = laid_out(tmp_path)
-    assert set(done.values()) == {Outcome.CREATED}
+    assert set(done.values()) == {FileOutcome.CREATED}
     for name in (
         UNIT,
         "etc/sysusers.d/hisparsed.conf",
@@ -69,7 +69,7 @@ def test_a_packages_files_go_below_its_prefix_and_documents_to_etc(tmp_path: Pat
 def test_the_second_time_changes_nothing(tmp_path: Path) -> None:
     laid_out(tmp_path)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert set(laid_out(tmp_path).values()) == {Outcome.UNCHANGED}
+    assert set(laid_out(tmp_path).values()) == {FileOutcome.UNCHANGED}
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
@@ -79,9 +79,9 @@ def test_an_edited_document_is_kept_and_an_old_unit_replaced(tmp_path: Path) -> 
     policy.write_text("mine")
     (tmp_path / UNIT).write_text("old")
     done = laid_out(tmp_path)
-    assert done["/etc/hisparsed/policy.yaml"] is Outcome.KEPT
+    assert done["/etc/hisparsed/policy.yaml"] is FileOutcome.KEPT
     assert policy.read_text() == "mine"
-    assert done[f"/{UNIT}"] is Outcome.UPDATED
+    assert done[f"/{UNIT}"] is FileOutcome.UPDATED
     assert unit(tmp_path)["Type"] == ["notify"]
 
 

@@ -12,23 +12,23 @@ from hisparsed.policy.decide import decide
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import (
-    Admission,
     AdmissionOrder,
-    Geometry,
+    AdmissionRules,
     GpuPool,
     HiSparsePool,
     HotBuffers,
     Lever,
+    LiveSet,
     OffloadPool,
+    PoolGeometry,
     Prefix,
     Requests,
-    Sessions,
     Snapshot,
     Tokens,
     Watermark,
 )
 
-GEOMETRY = Geometry(
+GEOMETRY = PoolGeometry(
     block_tokens=64,
     host_block_bytes=64 * 51_200,
     offload_chunk_tokens=64,
@@ -48,7 +48,7 @@ GEOMETRY = Geometry(
 )
 
 
-def idle_snapshot(geometry: Geometry = GEOMETRY, lent: int = 650) -> Snapshot:
+def idle_snapshot(geometry: PoolGeometry = GEOMETRY, lent: int = 650) -> Snapshot:
     """A settled node at the default policy's target, empty and idle."""
     hisparse = geometry.budget_blocks - lent
     return Snapshot(
@@ -65,10 +65,10 @@ def idle_snapshot(geometry: Geometry = GEOMETRY, lent: int = 650) -> Snapshot:
         gpu=GpuPool(geometry.gpu_blocks_total, geometry.gpu_blocks_total // 10, False),
         requests=Requests(0, 0, 0, 0, 0, 0, 0),
         hot=HotBuffers(2.0, 0, 0, 0, 0, 0),
-        sessions=Sessions(0, 0),
+        sessions=LiveSet(0, 0),
         prefix=Prefix(0, 0),
         tokens=Tokens(0, 0),
-        admission=Admission(AdmissionOrder.ARRIVAL, 30.0, geometry.max_num_seqs, None, 10.0),
+        admission=AdmissionRules(AdmissionOrder.ARRIVAL, 30.0, geometry.max_num_seqs, None, 10.0),
         watermark=Watermark(geometry.gpu_blocks_total // 10, True),
     )
 
@@ -88,7 +88,7 @@ class Plant:
     ``in_use_blocks`` and the other attributes may be changed between ticks.
     """
 
-    def __init__(self, policy: Policy, lent: int, geometry: Geometry = GEOMETRY) -> None:
+    def __init__(self, policy: Policy, lent: int, geometry: PoolGeometry = GEOMETRY) -> None:
         self.policy = policy
         self.snapshot = idle_snapshot(geometry, lent)
         self.memory = Memory()

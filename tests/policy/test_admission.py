@@ -15,7 +15,7 @@ from hisparsed.policy.decide import decide, start_commands
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory, observe
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Admission, AdmissionOrder, Lever
+from hisparsed.policy.signals import AdmissionOrder, AdmissionRules, Lever
 
 ARRIVAL, HELD_FIRST = AdmissionOrder.ARRIVAL, AdmissionOrder.HELD_PREFIX_FIRST
 
@@ -86,20 +86,20 @@ def test_no_reach_at_all_engages(kit) -> None:
 def test_limits_come_and_go_with_the_order(kit) -> None:
     made = policy(max_waiting_sessions=3, retry_after="7s", ageing="12s", max_running=20)
     decision, _ = decide(made, loaded(kit, 0.9), Memory())
-    assert decision.commands.admission == Admission(HELD_FIRST, 12.0, 20, 3, 7.0)
+    assert decision.commands.admission == AdmissionRules(HELD_FIRST, 12.0, 20, 3, 7.0)
     assert decision.of(Lever.ADMISSION).figures["max_waiting_sessions"] == 3
-    engaged = kit.change(loaded(kit, 0.1), admission=Admission(HELD_FIRST, 12.0, 20, 3, 7.0))
+    engaged = kit.change(loaded(kit, 0.1), admission=AdmissionRules(HELD_FIRST, 12.0, 20, 3, 7.0))
     memory = Memory()
     for snapshot in kit.held_for(engaged, 30):
         decision, memory = decide(made, snapshot, memory)
-    assert decision.commands.admission == Admission(ARRIVAL, 12.0, 20, None, 7.0)
+    assert decision.commands.admission == AdmissionRules(ARRIVAL, 12.0, 20, None, 7.0)
 
 
 def test_new_limits_in_the_policy_are_put_in_force(kit) -> None:
     decision, _ = decide(policy(ageing="5s"), loaded(kit, 0.2), Memory())
     admission = decision.of(Lever.ADMISSION)
     assert admission.reason is Reason.POLICY_VALUE
-    assert decision.commands.admission == Admission(ARRIVAL, 5.0, 64, None, 10.0)
+    assert decision.commands.admission == AdmissionRules(ARRIVAL, 5.0, 64, None, 10.0)
 
 
 def test_release_follows_engage_where_it_is_not_set() -> None:
@@ -201,7 +201,7 @@ def test_a_short_max_wait_caps_the_start_too(kit) -> None:
 
 
 def over_subscribed(kit, order: AdmissionOrder, **changes: Any):
-    in_force = Admission(order, 30.0, kit.geometry.max_num_seqs, None, 10.0)
+    in_force = AdmissionRules(order, 30.0, kit.geometry.max_num_seqs, None, 10.0)
     return kit.change(
         kit.idle_snapshot(),
         sessions__live_set_tokens=10**9,
@@ -274,7 +274,7 @@ def test_max_running_above_the_node_is_said(kit) -> None:
 
 
 def test_switched_off_it_says_what_stays_in_force(kit) -> None:
-    limits = Admission(HELD_PREFIX_FIRST, 30.0, 20, 3, 10.0, max_context_tokens=8_000)
+    limits = AdmissionRules(HELD_PREFIX_FIRST, 30.0, 20, 3, 10.0, max_context_tokens=8_000)
     snapshot = kit.change(kit.idle_snapshot(), admission=limits)
     off = Policy.model_validate({"version": 1, "levers": {"admission": {"mode": "off"}}})
     lever = decide(off, snapshot, Memory())[0].of(Lever.ADMISSION)
@@ -299,6 +299,6 @@ def test_every_limit_reaches_the_command(kit) -> None:
         max_running=9,
     )
     decision, _ = decide(made, kit.idle_snapshot(), Memory())
-    assert decision.commands.admission == Admission(
+    assert decision.commands.admission == AdmissionRules(
         HELD_PREFIX_FIRST, 60.0, 9, 2, 7.0, 120.0, "wait", 8_000, "wait"
     )

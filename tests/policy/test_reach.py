@@ -16,18 +16,18 @@ from hisparsed.policy.reach import (
     reach_at,
     reach_now,
 )
-from hisparsed.policy.signals import Geometry
+from hisparsed.policy.signals import PoolGeometry
 
 PERCENT = st.integers(0, 100).map(lambda percent: percent / 100)
 
 
 @st.composite
-def geometries(draw: st.DrawFn) -> Geometry:
+def geometries(draw: st.DrawFn) -> PoolGeometry:
     block_tokens = draw(st.sampled_from([16, 64]))
     copies = draw(st.sampled_from([1, 8]))
     chunk_bytes = draw(st.integers(1_000, 200_000))
     per_block = draw(st.integers(1, 40))
-    return Geometry(
+    return PoolGeometry(
         block_tokens=block_tokens,
         host_block_bytes=per_block * copies * chunk_bytes + draw(st.integers(0, chunk_bytes)),
         offload_chunk_tokens=block_tokens * draw(st.sampled_from([1, 4])),
@@ -50,7 +50,7 @@ def geometries(draw: st.DrawFn) -> Geometry:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(geometries(), PERCENT, st.floats(0, 1), st.integers(0, 500))
 def test_equal_reach_is_the_fewest_blocks_that_satisfy_the_law(
-    geometry: Geometry, margin: float, in_use_share: float, in_flight: int
+    geometry: PoolGeometry, margin: float, in_use_share: float, in_flight: int
 ) -> None:
     in_use = int(in_use_share * geometry.budget_blocks)
     blocks = equal_reach_blocks(geometry, margin, in_use, in_flight)
@@ -68,7 +68,7 @@ def test_equal_reach_is_the_fewest_blocks_that_satisfy_the_law(
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(geometries(), PERCENT, st.integers(0, 5_000), st.integers(0, 500))
 def test_need_falls_with_use_and_rises_with_transfers(
-    geometry: Geometry, margin: float, in_use: int, in_flight: int
+    geometry: PoolGeometry, margin: float, in_use: int, in_flight: int
 ) -> None:
     need = equal_reach_blocks(geometry, margin, in_use, in_flight)
     busier = equal_reach_blocks(geometry, margin, in_use + 1, in_flight)

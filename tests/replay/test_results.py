@@ -19,7 +19,7 @@ from hisparsed.replay.plan import (
     recorded_arrivals,
 )
 from hisparsed.replay.results import CallResult, ReplayResult, percentile, summarise
-from hisparsed.replay.runner import Progress
+from hisparsed.replay.runner import ReplayProgress
 from hisparsed.replay.scaled_trace import Scale, ScaledCall, ScaledSession, ScaledTrace, figures
 from hisparsed.replay.trace import BlockRun
 
@@ -65,7 +65,7 @@ def test_plain_lines_come_now_and_then() -> None:
     out = StringIO()
     lines = PlainLines(out)
     for done, seconds in ((1, 1.0), (2, 5.0), (3, 11.5), (4, 12.0), (5, 13.0)):
-        lines(Progress(done, 0, 5, 0, 1000, 20, seconds, answered(1.0)))
+        lines(ReplayProgress(done, 0, 5, 0, 1000, 20, seconds, answered(1.0)))
     assert [line.split(" ")[0] for line in out.getvalue().splitlines()] == ["1/5", "3/5", "5/5"]
 
 

@@ -11,7 +11,7 @@ from hisparsed.errors import UserError
 from hisparsed.replay.client import RequestSettings
 from hisparsed.replay.plan import ReplayPlan
 from hisparsed.replay.results import compare, summarise
-from hisparsed.replay.runner import Progress, replay
+from hisparsed.replay.runner import ReplayProgress, replay
 
 MakePlan = Callable[..., ReplayPlan]
 
@@ -82,7 +82,7 @@ async def test_stop_gives_a_partial_result(endpoint: Any, clock: Any, make_plan:
     stop = asyncio.Event()
     endpoint.seconds_per_token = 1.0
 
-    def third_call(progress: Progress) -> None:
+    def third_call(progress: ReplayProgress) -> None:
         if progress.done == 3:
             stop.set()
 
@@ -97,7 +97,7 @@ async def test_stop_gives_a_partial_result(endpoint: Any, clock: Any, make_plan:
 async def test_an_error_in_the_caller_ends_the_replay(
     endpoint: Any, clock: Any, make_plan: MakePlan
 ) -> None:
-    def broken(_: Progress) -> None:
+    def broken(_: ReplayProgress) -> None:
         raise RuntimeError("display")
 
     with pytest.raises(ExceptionGroup) as error:
@@ -110,7 +110,7 @@ async def test_a_failed_call_does_not_end_its_session(
     endpoint: Any, clock: Any, make_plan: MakePlan
 ) -> None:
     endpoint.answers = [(500, {}), (429, {"retry-after": "3"})]
-    seen: list[Progress] = []
+    seen: list[ReplayProgress] = []
     plan = make_plan(sessions=1, calls=3)
     result = await replay(plan, transport=endpoint.transport, clock=clock, on_progress=seen.append)
     summary = summarise(result)

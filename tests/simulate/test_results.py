@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from hisparsed.engine.simulated.cost import VirtualClock
-from hisparsed.engine.simulated.work import Tally
+from hisparsed.engine.simulated.work import WorkTotals
 from hisparsed.simulate.results import CallTimes, Limits, Measures, PolicyResult, Sample, summarise
 from hisparsed.simulate.run import Driver
 
@@ -22,7 +22,7 @@ class BusyNode:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.tally = Tally()
+        self.tally = WorkTotals()
         self.busy = True
 
     def step(self) -> tuple[list[Any], bool]:

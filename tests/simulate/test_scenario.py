@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from hisparsed.cli.app import app
 from hisparsed.config.node_description import NodeDescription, load_node_description
 from hisparsed.engine.simulated.cost import RowModel
-from hisparsed.engine.simulated.work import Segment, StepWorker, Tally
+from hisparsed.engine.simulated.work import StepPart, StepWorker, WorkTotals
 from hisparsed.errors import UserError
 from hisparsed.simulate.results import Measures
 from hisparsed.simulate.scenario import parse_factor, varied
@@ -167,8 +167,8 @@ def test_requests_differ_by_their_locality(h200: NodeDescription) -> None:
     factors = {"near": 2.0, "far": 0.5, "mean": 1.0}
     model = RowModel(2048, h200.rows.miss_curve, h200.rows.union)
     worker = StepWorker(model, NothingResident(), 64, 2048, 8192, factors.__getitem__)
-    segments = [Segment(name, 50_000, 1, 0, 50_001) for name in factors]
-    worker.of(segments, Tally())
+    segments = [StepPart(name, 50_000, 1, 0, 50_001) for name in factors]
+    worker.of(segments, WorkTotals())
     curves = {name: dict(curve) for name, curve in worker.request_curves(1).items()}
     assert curves["near"][4096] == pytest.approx(2048 * 0.067)
     assert curves["mean"][4096] == pytest.approx(2048 * 0.134)

@@ -27,7 +27,7 @@ from hisparsed.simulate.policies import choose_policy
 from hisparsed.simulate.results import Limits, Measures, PolicyResult, finished_calls, summarise
 from hisparsed.simulate.run import run_policy
 from hisparsed.simulate.scenario import Scenario, Traffic
-from hisparsed.simulate.workload import Sessions
+from hisparsed.simulate.workload import TraceSessions
 from hisparsed.tui.journal_reader import JournalReader
 
 pytestmark = pytest.mark.engine
@@ -126,7 +126,7 @@ def scenario(**changes: Any) -> Scenario:
     node = small_node()
     values: dict[str, Any] = {
         "node": node,
-        "traffic": (Traffic(Sessions(agents(6, 6), 64), 6),),
+        "traffic": (Traffic(TraceSessions(agents(6, 6), 64), 6),),
         "host_budget": node.host.budget,
         "duration_s": 40.0,
         "warmup_s": 10.0,
@@ -193,8 +193,8 @@ def test_too_small_an_offload_pool_costs_prefixes(tmp_path: Path) -> None:
 
 def test_traffic_that_changes_kind_reaches_the_node(tmp_path: Path) -> None:
     change = (
-        Traffic(Sessions(agents(6, 6), 64), 6, until_s=20.0),
-        Traffic(Sessions(chat(40, 0.5), 64), None, from_s=20.0),
+        Traffic(TraceSessions(agents(6, 6), 64), 6, until_s=20.0),
+        Traffic(TraceSessions(chat(40, 0.5), 64), None, from_s=20.0),
     )
     measures = run(tmp_path, "policy", traffic=change)
     early = {call.play[0] for call in measures.calls if call.arrived_s < 20}
@@ -204,7 +204,7 @@ def test_traffic_that_changes_kind_reaches_the_node(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_new_sessions_beyond_the_limit_are_refused_and_come_again(tmp_path: Path) -> None:
-    crowded = (Traffic(Sessions(agents(6, 2, first=1800), 64), 30),)
+    crowded = (Traffic(TraceSessions(agents(6, 2, first=1800), 64), 30),)
     limits = "admission.order=held-prefix-first,admission.max_waiting_sessions=1"
     measures = run(tmp_path, f"policy,{limits},admission.retry_after=2s", traffic=crowded)
     assert measures.refused > 0
@@ -249,7 +249,7 @@ def test_every_answer_is_vllms_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return found
 
     monkeypatch.setattr(lookups.RememberedLookups, "find_longest_cache_hit", compared)
-    traffic = (Traffic(Sessions(agents(9, 6, first=1200), 64), 9),)
+    traffic = (Traffic(TraceSessions(agents(9, 6, first=1200), 64), 9),)
     scenario = Scenario(node, traffic, node.host.budget, duration_s=40.0, warmup_s=10.0)
     run_policy(scenario, choose_policy("policy"), 0, work_folder=tmp_path)
     assert len(asked) > 1000

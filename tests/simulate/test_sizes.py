@@ -21,12 +21,12 @@ from hisparsed.simulate.results import finished_calls
 from hisparsed.simulate.run import run_policy
 from hisparsed.simulate.scenario import Scenario, Traffic
 from hisparsed.simulate.sizes import expected_geometry, fitting_sizes
-from hisparsed.simulate.workload import Sessions
+from hisparsed.simulate.workload import TraceSessions
 
 
 def scenario(gpu_mib: int = 48) -> Scenario:
     node = small_node(gpu={"kv_memory": gpu_mib * MIB})
-    traffic = (Traffic(Sessions(agents(6, 3), 64), 4),)
+    traffic = (Traffic(TraceSessions(agents(6, 3), 64), 4),)
     return Scenario(node, traffic, 96 * MIB, Fraction(1, 2), duration_s=60.0, warmup_s=10.0)
 
 

@@ -15,9 +15,9 @@ from hisparsed.simulate.results import Measures, finished_calls
 from hisparsed.simulate.run import run_policy
 from hisparsed.simulate.scenario import Scenario, Traffic
 from hisparsed.simulate.sizes import stock_sizes
-from hisparsed.simulate.workload import Sessions
+from hisparsed.simulate.workload import TraceSessions
 
-MANY = (Traffic(Sessions(agents(16, 6, first=900), 64), 16),)
+MANY = (Traffic(TraceSessions(agents(16, 6, first=900), 64), 16),)
 """More than the GPU pool keeps between the calls of a session."""
 
 
@@ -25,7 +25,7 @@ def scenario(**changes: Any) -> Scenario:
     node = small_node()
     values: dict[str, Any] = {
         "node": node,
-        "traffic": (Traffic(Sessions(agents(6, 6), 64), 6),),
+        "traffic": (Traffic(TraceSessions(agents(6, 6), 64), 6),),
         "host_budget": node.host.budget,
         "duration_s": 60.0,
         "warmup_s": 10.0,

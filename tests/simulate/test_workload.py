@@ -14,14 +14,14 @@ from hisparsed.simulate.workload import (
     Mixed,
     OpenLoop,
     Play,
-    Sessions,
+    TraceSessions,
     is_openhands,
     openhands_trace,
 )
 
 
 def test_the_next_prompt_of_a_session_goes_on_from_prompt_and_answer() -> None:
-    first, second = list(Sessions(agents(1, 2), 64).play(0, "a"))
+    first, second = list(TraceSessions(agents(1, 2), 64).play(0, "a"))
     assert len(first.blocks) == (first.input_tokens + first.output_tokens) // 64
     assert first.blocks == second.blocks[: len(first.blocks)]
 
@@ -31,7 +31,7 @@ def test_an_answer_that_is_not_in_the_next_prompt_has_names_of_its_own() -> None
         Call((BlockRun(0, 4),), 4, 256, 128, 0.0, None),
         Call((BlockRun(100, 8),), 108, 512, 64, 0.0, None),
     )
-    sessions = Sessions(Trace("t", 64, (Session("s", calls, 0.0),)), 64)
+    sessions = TraceSessions(Trace("t", 64, (Session("s", calls, 0.0),)), 64)
     first, second = list(sessions.play(0, "a"))
     assert not set(first.blocks) & set(second.blocks)
 
@@ -46,7 +46,7 @@ def test_plays_of_one_session_share_nothing_but_common_prompts() -> None:
         )
         for number in (1, 2)
     ]
-    played = Sessions(Trace("t", 64, tuple(sessions)), 64)
+    played = TraceSessions(Trace("t", 64, tuple(sessions)), 64)
     (one,), (again,) = list(played.play(0, "a")), list(played.play(0, "b"))
     assert one.blocks[:3] == again.blocks[:3]
     assert not set(one.blocks[3:]) & set(again.blocks[3:])
@@ -54,18 +54,18 @@ def test_plays_of_one_session_share_nothing_but_common_prompts() -> None:
 
 def test_larger_blocks_of_a_trace_become_several_of_the_engine() -> None:
     call = Call((BlockRun(0, 2),), 2, 1100, 10, 0.0, None)
-    sessions = Sessions(Trace("t", 512, (Session("s", (call,), 0.0),)), 64)
+    sessions = TraceSessions(Trace("t", 512, (Session("s", (call,), 0.0),)), 64)
     (played,) = list(sessions.play(0, "a"))
     assert len(set(played.blocks)) == len(played.blocks) == 1110 // 64
 
 
 def test_calls_that_do_not_fit_are_left_out() -> None:
     trace = agents(1, 4)
-    sessions = Sessions(trace, 64, max_model_len=1850)
+    sessions = TraceSessions(trace, 64, max_model_len=1850)
     assert [call.input_tokens for call in sessions.play(0, "a")] == [1500, 1700]
     assert sessions.longest == 1800
     with pytest.raises(UserError, match="no call fits 100 tokens"):
-        Sessions(trace, 64, max_model_len=100)
+        TraceSessions(trace, 64, max_model_len=100)
 
 
 def test_openhands_may_begin_with_a_prompt_of_any_length() -> None:
@@ -79,7 +79,7 @@ def test_openhands_may_begin_with_a_prompt_of_any_length() -> None:
 
 
 def test_openhands_is_13_turns_from_74160_tokens() -> None:
-    sessions = Sessions(openhands_trace(), 64)
+    sessions = TraceSessions(openhands_trace(), 64)
     calls = list(sessions.play(0, "a"))
     assert len(calls) == 13
     assert calls[0].input_tokens == 74_160
@@ -89,7 +89,7 @@ def test_openhands_is_13_turns_from_74160_tokens() -> None:
 
 
 def closed(users: int, seed: int) -> ClosedLoop:
-    return ClosedLoop(Sessions(agents(5, 3), 64), users, seed, ramp_s=100)
+    return ClosedLoop(TraceSessions(agents(5, 3), 64), users, seed, ramp_s=100)
 
 
 def shape(plays: list[Play]) -> list[tuple[str, int, float]]:
@@ -106,7 +106,7 @@ def test_users_begin_inside_sessions_and_are_drawn_by_the_seed() -> None:
 
 
 def test_a_user_plays_one_session_after_another_until_its_time_is_over() -> None:
-    sessions = Sessions(agents(5, 3), 64)
+    sessions = TraceSessions(agents(5, 3), 64)
     loop = ClosedLoop(sessions, 1, 0, ramp_s=0, until_s=50)
     (first,) = loop.first()
     second = loop.following(first, 10.0)
@@ -117,21 +117,21 @@ def test_a_user_plays_one_session_after_another_until_its_time_is_over() -> None
 
 
 def test_recorded_starts_come_load_times_as_fast_and_again() -> None:
-    sessions = Sessions(chat(4, every_s=10.0), 64)
+    sessions = TraceSessions(chat(4, every_s=10.0), 64)
     assert sessions.has_starts
     loop = OpenLoop(sessions, 0, load=2.0, share=1.0, until_s=30.0)
     assert [play.start_s for play in loop.first()] == [0, 5, 10, 15, 16, 21, 26]
 
 
 def test_a_part_of_recorded_sessions_is_drawn() -> None:
-    sessions = Sessions(chat(400, every_s=1.0), 64)
+    sessions = TraceSessions(chat(400, every_s=1.0), 64)
     part = OpenLoop(sessions, 0, load=1.0, share=0.25, until_s=400.0).first()
     assert 70 < len(part) < 130
 
 
 def test_mixed_traffic_follows_each_with_its_own_kind() -> None:
-    agent = ClosedLoop(Sessions(agents(2, 2), 64), 1, 0, ramp_s=0, name="agents/")
-    talk = OpenLoop(Sessions(chat(2, 1.0), 64), 0, load=1, share=1, until_s=5, name="chat/")
+    agent = ClosedLoop(TraceSessions(agents(2, 2), 64), 1, 0, ramp_s=0, name="agents/")
+    talk = OpenLoop(TraceSessions(chat(2, 1.0), 64), 0, load=1, share=1, until_s=5, name="chat/")
     mixed = Mixed([agent, talk])
     plays = mixed.first()
     assert [play.name.split("/")[0] for play in plays] == ["agents", *["chat"] * (len(plays) - 1)]

@@ -6,25 +6,25 @@ from collections.abc import Sequence
 
 from hisparsed.engine.messages import ApplyResult, EngineCommand
 from hisparsed.policy.signals import (
-    Admission,
     AdmissionOrder,
+    AdmissionRules,
     EngineReport,
-    Geometry,
     GpuPool,
     HiSparsePool,
     HotBuffers,
     Ledger,
     LedgerViolation,
+    LiveSet,
     OffloadPool,
+    PoolGeometry,
     Progress,
     Requests,
     Reserve,
-    Sessions,
     Watermark,
 )
-from hisparsed.soak.engine import Answer
+from hisparsed.soak.engine import AnswerSoFar
 
-GEOMETRY = Geometry(
+GEOMETRY = PoolGeometry(
     block_tokens=16,
     host_block_bytes=8192,
     offload_chunk_tokens=16,
@@ -69,7 +69,7 @@ class FakeEngine:
         self.aborted.append(request_id)
         del self.open[request_id]
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[AnswerSoFar]:
         self.steps += 1
         found = []
         for name, (start, most, tokens) in list(self.open.items()):
@@ -79,7 +79,7 @@ class FakeEngine:
             tokens.append(start + len(tokens) + (name in self.wrong))
             if len(tokens) == most:
                 del self.open[name]
-            found.append(Answer(name, tuple(tokens), len(tokens) == most))
+            found.append(AnswerSoFar(name, tuple(tokens), len(tokens) == most))
         return found
 
     def apply(self, command: EngineCommand) -> ApplyResult:
@@ -117,8 +117,8 @@ class FakeEngine:
             gpu=GpuPool(321, 320, waiting_for_blocks=False),
             requests=Requests(0, 0, 0, 0, 0, 0, 0),
             hot=HotBuffers(0.0, 0, 0, 0, 0, 0),
-            sessions=Sessions(0, 0),
-            admission=Admission(AdmissionOrder.ARRIVAL, 30.0, 8, None, 10.0),
+            sessions=LiveSet(0, 0),
+            admission=AdmissionRules(AdmissionOrder.ARRIVAL, 30.0, 8, None, 10.0),
             watermark=Watermark(0, False),
             progress=Progress(0, self.tokens),
             ledger=Ledger(found),

@@ -11,7 +11,7 @@ import pytest
 from hisparsed.soak.engine import InProcessEngine, Oracle
 from hisparsed.soak.run import Soak, soak_on_engines
 from hisparsed.soak.settings import SoakSettings
-from hisparsed.soak.workload import Traffic
+from hisparsed.soak.workload import SoakTraffic
 
 pytestmark = pytest.mark.engine
 
@@ -35,7 +35,7 @@ def core_of(soak: Soak) -> Any:
 @pytest.fixture
 def again(first: Soak) -> Soak:
     """Another soak on the same engines. Damage stays in them, so each does one kind more."""
-    traffic = Traffic(
+    traffic = SoakTraffic(
         DAMAGED.trace, seed=DAMAGED.seed, clients=16, cancel_share=0.1, max_model_len=1024
     )
     oracle = Oracle(first.oracle._engine)

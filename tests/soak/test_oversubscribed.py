@@ -13,7 +13,7 @@ from fake_engine import GEOMETRY, FakeEngine
 from hisparsed.policy.reach import reach_at
 from hisparsed.replay.scaled_trace import ScaledTrace, scale_trace
 from hisparsed.replay.trace import load_trace
-from hisparsed.soak.engine import VirtualClock
+from hisparsed.soak.engine import SteppedClock
 from tests.bench import oversubscribed as virtual_load
 from tests.bench.oversubscribed import (
     Load,
@@ -37,7 +37,7 @@ def trace() -> ScaledTrace:
 
 def served(trace: ScaledTrace, seed: int = 0, **changes: Any) -> Served:
     load = replace(SMALL, **changes)
-    return serve(FakeEngine(), VirtualClock(), trace, load, policy_of("vLLM's order"), seed)
+    return serve(FakeEngine(), SteppedClock(), trace, load, policy_of("vLLM's order"), seed)
 
 
 def test_a_step_takes_its_fixed_time_and_a_time_for_each_token(
@@ -65,7 +65,7 @@ def test_calls_that_nobody_answers_count_with_their_wait(trace: ScaledTrace) -> 
     engine = FakeEngine()
     engine.deaf = {f"call-{number}" for number in range(10_000)}
     load = replace(SMALL, warm_up_s=0.0)
-    found = serve(engine, VirtualClock(), trace, load, policy_of("vLLM's order"), 0)
+    found = serve(engine, SteppedClock(), trace, load, policy_of("vLLM's order"), 0)
     assert found.completed == 0
     assert len(found.unanswered_wait_s) == load.clients
     assert max(found.unanswered_wait_s) == pytest.approx(load.measured_s, abs=load.think_s)

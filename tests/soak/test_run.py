@@ -12,11 +12,11 @@ from fake_engine import FakeEngine
 
 from hisparsed.engine.messages import EngineCommand
 from hisparsed.policy.signals import RequestHot
-from hisparsed.soak.engine import Oracle, Sample, VirtualClock
+from hisparsed.soak.engine import Oracle, SampledAnswer, SteppedClock
 from hisparsed.soak.result import percentile
 from hisparsed.soak.run import Soak, save_record
 from hisparsed.soak.settings import SoakSettings
-from hisparsed.soak.workload import Call, Moves, Reset, Traffic
+from hisparsed.soak.workload import Moves, Reset, SoakCall, SoakTraffic
 
 SETTINGS = SoakSettings(seed=1, max_steps=400, moves_every_s=0.1, sample_share=1.0, stuck_after_s=5)
 
@@ -34,14 +34,14 @@ class Ticking:
 
 def soak(engine: FakeEngine, **changes: Any) -> Soak:
     settings = replace(SETTINGS, **changes)
-    traffic = Traffic(
+    traffic = SoakTraffic(
         settings.trace,
         seed=settings.seed,
         clients=settings.clients,
         cancel_share=settings.cancel_share,
         max_model_len=1024,
     )
-    clock = VirtualClock()
+    clock = SteppedClock()
     return Soak(settings, engine, clock, Oracle(FakeEngine()), traffic, Ticking(), Ticking())
 
 
@@ -229,8 +229,8 @@ def test_moves_reach_every_lever_and_beyond_every_bound() -> None:
 
 def test_the_oracle_verifies_cut_answers_as_far_as_they_came() -> None:
     oracle = Oracle(FakeEngine())
-    cut = Sample("a", 1, (9, 9, 9), (3, 4))
-    longer = Sample("b", 2, (9, 9, 9), (3, 4, 5, 7))
+    cut = SampledAnswer("a", 1, (9, 9, 9), (3, 4))
+    longer = SampledAnswer("b", 2, (9, 9, 9), (3, 4, 5, 7))
     assert oracle.take(cut) == oracle.take(longer) == []
     (difference,) = oracle.settle()
     assert (difference.sample, difference.at) == (longer, 3)
@@ -245,8 +245,8 @@ def test_percentiles_are_values_that_occurred(share: float, expected: float) -> 
 
 
 def test_a_reconnect_sends_the_same_prompt_again() -> None:
-    traffic = Traffic(SETTINGS.trace, seed=3, clients=4, cancel_share=1.0, max_model_len=1024)
-    sent: dict[str, Call] = {}
+    traffic = SoakTraffic(SETTINGS.trace, seed=3, clients=4, cancel_share=1.0, max_model_len=1024)
+    sent: dict[str, SoakCall] = {}
     for tick in range(500):
         now_s = tick * 0.02
         sent |= {call.request_id: call for call in traffic.due(now_s)}

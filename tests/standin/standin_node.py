@@ -20,7 +20,7 @@ import psutil
 import serve_process
 from serve_process import NodeFiles, ServeProcess, policy_document, until
 
-from hisparsed.control.status.document import EngineLifeStatus
+from hisparsed.control.status.document import EngineStatus
 from hisparsed.engine.cuda.model_config import tiny_config
 from hisparsed.engine.reference.model_folder import write_model_folder
 from hisparsed.policy.signals import Snapshot
@@ -97,12 +97,12 @@ class CudaNode(ServeProcess):
         assert found is not None
         return found
 
-    def life(self) -> EngineLifeStatus:
+    def life(self) -> EngineStatus:
         found = self.status().engine
         assert found is not None
         return found
 
-    def serves_again(self, restarts: int) -> EngineLifeStatus:
+    def serves_again(self, restarts: int) -> EngineStatus:
         """Once more engines have served than ``restarts``."""
         until(
             "another engine serves",

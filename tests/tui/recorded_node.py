@@ -57,13 +57,13 @@ def recorded_model(label: str = "node-1") -> NodeModel:
 def recorded_updates() -> list[Update]:
     return [
         updates.Connected(),
-        updates.StatusNews(recorded("status")),
-        updates.HistoryNews(recorded("history")),
-        updates.PolicyNews(recorded("policy")),
-        updates.DecisionNews(recorded("decisions")["decisions"]),
-        updates.EventNews(recorded("events")["events"]),
-        updates.LogNews(recorded("logs")["lines"]),
-        updates.RequestNews(recorded("requests")),
+        updates.StatusUpdate(recorded("status")),
+        updates.HistoryUpdate(recorded("history")),
+        updates.PolicyUpdate(recorded("policy")),
+        updates.DecisionUpdate(recorded("decisions")["decisions"]),
+        updates.EventUpdate(recorded("events")["events"]),
+        updates.LogUpdate(recorded("logs")["lines"]),
+        updates.RequestUpdate(recorded("requests")),
     ]
 
 

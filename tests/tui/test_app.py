@@ -79,7 +79,7 @@ async def test_pause_freezes_tables_and_not_the_clock(make_app: Make) -> None:
         rows, now_s = len(table(pilot).keys), app.sessions[0].model.node_time_s
         assert now_s is not None
         move = {**recorded("decisions")["decisions"][0], "sequence": 9_999, "at_unix_s": now_s + 1}
-        feed(pilot).say(updates.DecisionNews([move]))
+        feed(pilot).say(updates.DecisionUpdate([move]))
         app._clock = lambda: now_s + 61
         app.draw()
         await pilot.pause()

@@ -200,7 +200,7 @@ async def test_a_change_carries_the_generation_that_was_seen(served: Node) -> No
     app = served.app()
     async with app.run_test(size=SIZE) as pilot:
         await act(pilot, ["p", "R"])
-        app.sessions[0].model.apply(updates.StatusNews(status_with({"policy.generation": 7})), 0)
+        app.sessions[0].model.apply(updates.StatusUpdate(status_with({"policy.generation": 7})), 0)
         await pilot.press("y")
         await pilot.pause()
         assert served.posts[-1][1]["expected_generation"] == 2

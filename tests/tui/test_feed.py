@@ -42,7 +42,7 @@ class Heard:
 
 @asynccontextmanager
 async def feeding(
-    node: FakeNode, *, silence_s: float = 5.0, pauses: list[float] | None = None
+    node: FakeNode, *, timeout_s: float = 5.0, pauses: list[float] | None = None
 ) -> AsyncIterator[tuple[Heard, LiveFeed]]:
     async def pause(seconds: float) -> None:
         if pauses is not None:
@@ -51,7 +51,7 @@ async def feeding(
 
     heard = Heard()
     async with NodeClient(parse_address(str(node.path))) as client:
-        feed = LiveFeed(client, heard.tell, sleep=pause, silence_s=silence_s)
+        feed = LiveFeed(client, heard.tell, sleep=pause, timeout_s=timeout_s)
         running = asyncio.create_task(feed.run())
         try:
             yield heard, feed
@@ -62,24 +62,28 @@ async def feeding(
 
 async def test_the_stream_and_the_past_arrive(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
-        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        await heard.until(
+            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+        )
         assert isinstance(heard.updates[0], updates.Connected)
-        assert heard.of(updates.StatusNews)[0].document == recorded("status")
-        assert heard.of(updates.HistoryNews)[0].document == recorded("history")
+        assert heard.of(updates.StatusUpdate)[0].document == recorded("status")
+        assert heard.of(updates.HistoryUpdate)[0].document == recorded("history")
         node.send("decisions", [{"sequence": 1}])
         node.send("logs", [{"sequence": 2}])
         node.send("event", {"sequence": 3})
-        await heard.until(lambda: bool(len(heard.of(updates.EventNews)) == 2))
-        assert updates.DecisionNews([{"sequence": 1}]) in heard.updates
-        assert updates.LogNews([{"sequence": 2}]) in heard.updates
+        await heard.until(lambda: bool(len(heard.of(updates.EventUpdate)) == 2))
+        assert updates.DecisionUpdate([{"sequence": 1}]) in heard.updates
+        assert updates.LogUpdate([{"sequence": 2}]) in heard.updates
     assert node.streams == 1
 
 
 async def test_each_part_of_the_past_is_asked_for_once(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
-        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        await heard.until(
+            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+        )
         node.send("status", status_with({"loop.tick": 77}))
-        await heard.until(lambda: len(heard.of(updates.StatusNews)) == 2)
+        await heard.until(lambda: len(heard.of(updates.StatusUpdate)) == 2)
     assert sorted(node.gets) == [
         "/v1/decisions", "/v1/history", "/v1/journal/events", "/v1/logs", "/v1/policy",
     ]  # fmt: skip
@@ -87,31 +91,35 @@ async def test_each_part_of_the_past_is_asked_for_once(node: FakeNode) -> None:
 
 async def test_nothing_is_asked_between_ticks(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
-        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        await heard.until(
+            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+        )
         asked = len(node.gets)
         for _ in range(20):
             node.send("status", recorded("status"))
-        await heard.until(lambda: len(heard.of(updates.StatusNews)) == 21)
+        await heard.until(lambda: len(heard.of(updates.StatusUpdate)) == 21)
         assert len(node.gets) == asked
 
 
 async def test_requests_are_asked_for_only_while_wanted_and_one_at_a_time(node: FakeNode) -> None:
     async with feeding(node) as (heard, feed):
-        await heard.until(lambda: bool(heard.of(updates.LogNews)))
+        await heard.until(lambda: bool(heard.of(updates.LogUpdate)))
         assert "/v1/requests" not in node.gets
         feed.want_requests = True
         node.open.clear()
         for _ in range(5):
             node.send("status", recorded("status"))
-        await heard.until(lambda: len(heard.of(updates.StatusNews)) == 6)
+        await heard.until(lambda: len(heard.of(updates.StatusUpdate)) == 6)
         node.open.set()
-        await heard.until(lambda: bool(heard.of(updates.RequestNews)))
+        await heard.until(lambda: bool(heard.of(updates.RequestUpdate)))
         assert node.gets.count("/v1/requests") == 1
 
 
 async def test_another_policy_is_asked_for(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
-        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        await heard.until(
+            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+        )
         before = node.gets.count("/v1/policy")
         node.send("status", status_with({"policy.generation": 9}))
         await heard.until(lambda: node.gets.count("/v1/policy") == before + 1)
@@ -120,29 +128,31 @@ async def test_another_policy_is_asked_for(node: FakeNode) -> None:
 async def test_a_node_without_some_routes_is_shown_without_them(node: FakeNode) -> None:
     node.missing = {"history", "logs", "requests"}
     async with feeding(node) as (heard, feed):
-        await heard.until(lambda: bool(heard.of(updates.DecisionNews)))
+        await heard.until(lambda: bool(heard.of(updates.DecisionUpdate)))
         feed.refresh_requests()
-        await heard.until(lambda: bool(heard.of(updates.RequestNews)))
-        assert heard.of(updates.RequestNews)[0].document is None
-        assert not heard.of(updates.HistoryNews)
+        await heard.until(lambda: bool(heard.of(updates.RequestUpdate)))
+        assert heard.of(updates.RequestUpdate)[0].document is None
+        assert not heard.of(updates.HistoryUpdate)
 
 
 async def test_an_engine_that_dies_is_known_at_once_though_no_tick_follows(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
-        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        await heard.until(
+            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+        )
         restarting = status_with({"engine.state": "restarting"})
         node.answers["status"] = restarting
         node.send("event", {"sequence": 8, "kind": "value-set"})
         node.send("event", {"sequence": 9, "kind": "engine-died"})
-        await heard.until(lambda: len(heard.of(updates.StatusNews)) == 2)
-        assert updates.StatusNews(restarting) in heard.updates
+        await heard.until(lambda: len(heard.of(updates.StatusUpdate)) == 2)
+        assert updates.StatusUpdate(restarting) in heard.updates
         assert node.gets.count("/v1/status") == 1
 
 
 async def test_a_daemon_that_stops_is_found_again(node: FakeNode) -> None:
     pauses: list[float] = []
     async with feeding(node, pauses=pauses) as (heard, _):
-        await heard.until(lambda: bool(heard.of(updates.StatusNews)))
+        await heard.until(lambda: bool(heard.of(updates.StatusUpdate)))
         await node.stop()
         await heard.until(lambda: pauses.count(LONGEST_PAUSE_S) > 1)
         assert "no daemon has this socket" in heard.updates[-1].why
@@ -160,7 +170,7 @@ async def test_a_daemon_that_stops_is_found_again(node: FakeNode) -> None:
 
 async def test_a_silent_node_counts_as_lost(node: FakeNode) -> None:
     node.open.clear()
-    async with feeding(node, silence_s=0.05) as (heard, _):
+    async with feeding(node, timeout_s=0.05) as (heard, _):
         await heard.until(lambda: bool(heard.of(updates.Lost)))
         assert "does not answer" in heard.updates[0].why
         node.open.set()
@@ -168,12 +178,12 @@ async def test_a_silent_node_counts_as_lost(node: FakeNode) -> None:
 
 async def test_unreadable_news_are_left_out(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
-        await heard.until(lambda: bool(heard.of(updates.StatusNews)))
+        await heard.until(lambda: bool(heard.of(updates.StatusUpdate)))
         node.send("status", ["not", "an", "object"])
         node.send("of-a-later-version", {})
         node.send("status", status_with({"loop.tick": 77}))
-        await heard.until(lambda: len(heard.of(updates.StatusNews)) == 2)
-        assert heard.of(updates.StatusNews)[1].document["loop"]["tick"] == 77
+        await heard.until(lambda: len(heard.of(updates.StatusUpdate)) == 2)
+        assert heard.of(updates.StatusUpdate)[1].document["loop"]["tick"] == 77
 
 
 def test_event_streams_are_taken_apart() -> None:
@@ -211,14 +221,16 @@ async def test_nobody_on_a_socket_is_said_in_words(tmp_path: Path) -> None:
 
 async def test_a_storm_of_events_asks_for_the_policy_once_at_a_time(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
-        await heard.until(lambda: bool(heard.of(updates.LogNews) and heard.of(updates.PolicyNews)))
+        await heard.until(
+            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+        )
         before = node.gets.count("/v1/policy")
-        told = len(heard.of(updates.PolicyNews))
+        told = len(heard.of(updates.PolicyUpdate))
         node.open.clear()
         for sequence in range(50):
             node.send("event", {"sequence": sequence})
-            last = updates.EventNews([{"sequence": sequence}])
+            last = updates.EventUpdate([{"sequence": sequence}])
             await heard.until(lambda last=last: last in heard.updates)  # type: ignore[misc]
         node.open.set()
-        await heard.until(lambda: len(heard.of(updates.PolicyNews)) >= told + 2)
+        await heard.until(lambda: len(heard.of(updates.PolicyUpdate)) >= told + 2)
         assert node.gets.count("/v1/policy") - before == 2

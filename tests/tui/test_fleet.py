@@ -21,9 +21,9 @@ def test_the_worst_comes_first_then_the_shortest_of_memory() -> None:
     fine, low, lower, lost = (recorded_model(name) for name in ("fine", "low", "lower", "lost"))
     calm = {"observed.requests.waiting": 0, "observed.gpu.waiting_for_blocks": False,
             "policy.last_error": None}  # fmt: skip
-    fine.apply(updates.StatusNews(status_with({**calm, "derived.coverage": 3})), 0)
-    low.apply(updates.StatusNews(status_with({**calm, "derived.coverage": 0.9})), 0)
-    lower.apply(updates.StatusNews(status_with({**calm, "derived.coverage": 0.2})), 0)
+    fine.apply(updates.StatusUpdate(status_with({**calm, "derived.coverage": 3})), 0)
+    low.apply(updates.StatusUpdate(status_with({**calm, "derived.coverage": 0.9})), 0)
+    lower.apply(updates.StatusUpdate(status_with({**calm, "derived.coverage": 0.2})), 0)
     lost.apply(updates.Lost("gone"), 0)
     order = [model.label for model in worst_first([fine, low, lower, lost])]
     assert order == ["lost", "lower", "low", "fine"]
@@ -48,7 +48,7 @@ def test_a_line_fits_its_screen_and_its_titles(width: int) -> None:
 
 def test_nodes_of_several_versions_are_pointed_out() -> None:
     one, other = recorded_model("a"), recorded_model("b")
-    other.apply(updates.StatusNews(status_with({"node.version": "9.9"})), 0)
+    other.apply(updates.StatusUpdate(status_with({"node.version": "9.9"})), 0)
     assert "MIXED VERSIONS" in fleet_summary([one, other], 160).plain
     assert "MIXED" not in fleet_summary([one, one], 160).plain
 

@@ -15,7 +15,13 @@ from hisparsed.tui.styled import Line
 from hisparsed.tui.views.drawing import ViewContext
 from hisparsed.tui.views.fleet import fleet_line
 from hisparsed.tui.views.header import Banner, header_lines
-from hisparsed.tui.views.health import doctor_lines, engine_life, gpu_rows, gpus_line, health_lines
+from hisparsed.tui.views.health import (
+    doctor_lines,
+    engine_summary,
+    gpu_rows,
+    gpus_line,
+    health_lines,
+)
 from hisparsed.tui.views.overview import overview_lines
 from hisparsed.tui.views.panels import hot_lines
 
@@ -34,7 +40,7 @@ WAITS = {
 
 def model_with(changes: dict[str, Any]) -> NodeModel:
     model = recorded_model()
-    model.apply(updates.StatusNews(status_with(changes)), NOW_S)
+    model.apply(updates.StatusUpdate(status_with(changes)), NOW_S)
     return model
 
 
@@ -74,7 +80,7 @@ def test_an_engine_that_was_given_up_is_the_worst_that_can_be() -> None:
     failed = model_with({"engine.state": "failed", "engine.last_exit": DIED})
     assert failed.severity().word == "engine failed"
     assert failed.severity().rank > model_with(WAITS).severity().rank > 80
-    life = engine_life(failed.status)
+    life = engine_summary(failed.status)
     assert life is not None
     assert life.role == "bad"
 
@@ -89,7 +95,7 @@ def test_the_health_page_has_the_last_end_and_its_evidence() -> None:
     assert "engine   ● serving for 1m26s, 3 restarts" in calm
 
 
-def test_values_that_were_put_aside_are_told_with_their_error() -> None:
+def test_values_that_were_quarantined_are_told_with_their_error() -> None:
     aside = {
         "at_unix_s": NOW_S,
         "error": "ValueError: no such dtype\nsecond line",
@@ -97,10 +103,10 @@ def test_values_that_were_put_aside_are_told_with_their_error() -> None:
     }
     model = model_with({"engine.quarantined": aside})
     shown = health(model)
-    assert "PUT ASIDE at 20:15:35: engine_args.dtype = x8 did not start" in shown
+    assert "QUARANTINED at 20:15:35: engine_args.dtype = x8 did not start" in shown
     assert "ValueError: no such dtype" in shown
     assert "second line" in shown
-    assert "VALUES PUT ASIDE" in header(model)
+    assert "VALUES QUARANTINED" in header(model)
 
 
 def test_the_fleet_shows_when_the_engine_is_tried_again() -> None:
@@ -126,7 +132,7 @@ async def test_figures_of_an_engine_that_is_gone_turn_grey(
         await pilot.pause()
         view = app.screen.query_one("#overview-lines")
         assert not view._stale  # type: ignore[attr-defined]
-        app.sessions[0].model.apply(updates.StatusNews(status_with(WAITS)), NOW_S)
+        app.sessions[0].model.apply(updates.StatusUpdate(status_with(WAITS)), NOW_S)
         app.draw()
         assert view._stale  # type: ignore[attr-defined]
 
@@ -174,7 +180,7 @@ def card(index: int, **changes: Any) -> dict[str, Any]:
 def with_gpus(*cards: dict[str, Any], age_s: float = 0.4) -> NodeModel:
     model = recorded_model()
     status = status_with({"gpus": {"age_s": age_s, "cards": list(cards)}})
-    model.apply(updates.StatusNews(status), GPU_CONTEXT.now_s)
+    model.apply(updates.StatusUpdate(status), GPU_CONTEXT.now_s)
     return model
 
 
@@ -286,7 +292,7 @@ def test_every_gpu_has_a_line_of_its_own_under_what_the_doctor_found() -> None:
 async def test_the_doctors_page_shows_them(make_app: Callable[..., TopApp]) -> None:
     app = make_app()
     async with app.run_test(size=(120, 40)) as pilot:
-        news = updates.StatusNews(with_gpus(*EIGHT).status or {})
+        news = updates.StatusUpdate(with_gpus(*EIGHT).status or {})
         app.sessions[0].model.apply(news, GPU_CONTEXT.now_s)
         await pilot.press("5", "d")
         await pilot.pause()
@@ -296,7 +302,7 @@ async def test_the_doctors_page_shows_them(make_app: Callable[..., TopApp]) -> N
 def hot(**changes: Any) -> str:
     model = recorded_model()
     status = status_with({f"observed.{name}": value for name, value in changes.items()})
-    model.apply(updates.StatusNews(status), GPU_CONTEXT.now_s)
+    model.apply(updates.StatusUpdate(status), GPU_CONTEXT.now_s)
     return hot_lines(model, 80, GPU_CONTEXT)[0].plain
 
 
@@ -317,7 +323,7 @@ def test_the_cpu_time_of_a_step_is_shown_where_it_is_known() -> None:
     def shown(step_cpu: object) -> str:
         model = recorded_model()
         status = status_with({"observed.step_cpu": step_cpu})
-        model.apply(updates.StatusNews(status), GPU_CONTEXT.now_s)
+        model.apply(updates.StatusUpdate(status), GPU_CONTEXT.now_s)
         return "\n".join(one.plain for one in health_lines(model, 80, GPU_CONTEXT))
 
     assert "scheduler 4ms of CPU a step, p99 9ms, in 1m" in shown({"p50_s": 0.004, "p99_s": 0.009})

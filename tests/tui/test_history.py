@@ -6,7 +6,7 @@ import pytest
 from recorded_node import recorded
 
 from hisparsed.policy.derived import HISTORY
-from hisparsed.tui.history import SPAN_S, History, known, values_of
+from hisparsed.tui.history import SPAN_S, ChartHistory, known, values_of
 
 BEGIN = 1_700_000_000.0
 
@@ -21,21 +21,21 @@ def tokens(total: float) -> tuple[float | None, ...]:
 
 
 def test_a_rate_is_a_difference_over_time() -> None:
-    history = History()
+    history = ChartHistory()
     for second in range(11):
         history.add(BEGIN + second, tokens(second * 50))
     assert history.buckets("tokens", 10, 2, end_s=BEGIN + 10) == [50, 50]
 
 
 def test_a_counter_that_went_back_makes_a_gap_and_no_spike() -> None:
-    history = History()
+    history = ChartHistory()
     for second, total in enumerate((1_000, 1_100, 0, 100, 200)):
         history.add(BEGIN + second, tokens(total))
     assert history.buckets("tokens", 4, 4, end_s=BEGIN + 4) == [100, None, 100, 100]
 
 
 def test_a_ratio_leaves_parts_without_events_out() -> None:
-    history = History()
+    history = ChartHistory()
     for second, (hits, loads) in enumerate(((0, 0), (90, 10), (90, 10), (150, 50))):
         history.add(BEGIN + second, sample(hot_hits_total=hits, hot_loads_total=loads))
     found = history.buckets("miss", 3, 3, end_s=BEGIN + 3)
@@ -43,7 +43,7 @@ def test_a_ratio_leaves_parts_without_events_out() -> None:
 
 
 def test_a_gauge_is_the_mean_of_its_samples() -> None:
-    history = History()
+    history = ChartHistory()
     for second, running in enumerate((2, 4, 6, 8)):
         history.add(BEGIN + second, sample(requests_running=running))
     assert history.buckets("running", 4, 2, end_s=BEGIN + 3) == [3, 7]
@@ -51,21 +51,21 @@ def test_a_gauge_is_the_mean_of_its_samples() -> None:
 
 
 def test_nothing_is_known_before_the_first_sample() -> None:
-    history = History()
+    history = ChartHistory()
     assert history.latest("tokens", 60) is None
     history.add(BEGIN, tokens(5))
     assert known(history.buckets("tokens", 100, 10, end_s=BEGIN)) == []
 
 
 def test_coarse_samples_fill_the_parts_between_them() -> None:
-    history = History()
+    history = ChartHistory()
     for index in range(5):
         history.add(BEGIN + 5 * index, tokens(index * 100))
     assert history.buckets("tokens", 10, 10, end_s=BEGIN + 20) == [20] * 10
 
 
 def test_memory_is_bounded_and_reaches_back_two_hours() -> None:
-    history = History()
+    history = ChartHistory()
     for second in range(4 * 3_600):
         history.add(BEGIN + second, tokens(second))
     assert len(history) < 2_000
@@ -74,7 +74,7 @@ def test_memory_is_bounded_and_reaches_back_two_hours() -> None:
 
 
 def test_the_past_comes_before_what_is_known_already() -> None:
-    document, history = recorded("history"), History()
+    document, history = recorded("history"), ChartHistory()
     newest = document["rows"][-1][0]
     history.add(newest + 1, values_of(recorded("status")))
     history.load(document)
@@ -86,13 +86,13 @@ def test_the_past_comes_before_what_is_known_already() -> None:
 
 @pytest.mark.parametrize("document", [{}, {"columns": 1, "rows": 2}, {"columns": [], "rows": [1]}])
 def test_an_odd_past_is_left_out(document: dict[str, object]) -> None:
-    history = History()
+    history = ChartHistory()
     history.load(document)
     assert len(history) == 0
 
 
 def test_what_came_before_a_time_without_samples_is_not_of_now() -> None:
-    history = History()
+    history = ChartHistory()
     for second in range(11):
         history.add(BEGIN + second, tokens(second * 50))
     assert history.latest("tokens", 10) == 50

@@ -48,13 +48,13 @@ def told(documents: dict[str, Any]) -> NodeModel:
     model = NodeModel("n", "a")
     for update in (
         updates.Connected(),
-        updates.HistoryNews(documents["history"]),
-        updates.PolicyNews(documents["policy"]),
-        updates.DecisionNews(items(documents["decisions"], "decisions")),
-        updates.EventNews(items(documents["events"], "events")),
-        updates.LogNews(items(documents["logs"], "lines")),
-        updates.RequestNews(documents["requests"]),
-        updates.StatusNews(documents["status"]),
+        updates.HistoryUpdate(documents["history"]),
+        updates.PolicyUpdate(documents["policy"]),
+        updates.DecisionUpdate(items(documents["decisions"], "decisions")),
+        updates.EventUpdate(items(documents["events"], "events")),
+        updates.LogUpdate(items(documents["logs"], "lines")),
+        updates.RequestUpdate(documents["requests"]),
+        updates.StatusUpdate(documents["status"]),
     ):
         model.apply(update, CONTEXT.now_s)
     return model
@@ -127,7 +127,7 @@ async def test_an_override_with_a_far_end_is_shown_without_one(make_app: Make) -
     app = make_app()
     document = recorded("policy")
     document["overrides"][0]["expires_unix_s"] = BEYOND_CALENDARS_S
-    app.sessions[0].model.apply(updates.PolicyNews(document), 0)
+    app.sessions[0].model.apply(updates.PolicyUpdate(document), 0)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("4")
         await pilot.pause()

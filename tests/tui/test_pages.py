@@ -34,7 +34,7 @@ async def test_a_thousand_requests_are_a_table_like_any_other(
 ) -> None:
     app = make_app()
     model = app.sessions[0].model
-    model.apply(updates.RequestNews(requests()), 0)
+    model.apply(updates.RequestUpdate(requests()), 0)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("3")
         await pilot.pause()
@@ -47,7 +47,7 @@ async def test_a_thousand_requests_are_a_table_like_any_other(
         assert table.scroll_offset.y > COUNT - 24
         await pilot.press("k", "r")
         assert table.cursor_key == "cmpl-0001", "the cursor stays on its request"
-        model.apply(updates.RequestNews(requests(age_s=1.0, count=COUNT - 1)), 0)
+        model.apply(updates.RequestUpdate(requests(age_s=1.0, count=COUNT - 1)), 0)
         app.draw()
         assert (len(table.keys), table.cursor_key) == (COUNT - 1, "cmpl-0001")
         await pilot.press("slash", *"0777", "enter")
@@ -89,7 +89,7 @@ async def test_statistics_do_not_fill_the_log_page_and_tracebacks_stay_whole(
         long = "\n".join(f"line {index}" for index in range(28))
         for sequence, level in ((9_998, 20), (9_999, 40)):
             entry = {"sequence": sequence, "at_unix_s": 1.0, "source": "engine", "level": level}
-            feed(pilot).say(updates.LogNews([{**entry, "text": long}]))
+            feed(pilot).say(updates.LogUpdate([{**entry, "text": long}]))
         app.draw()
         await pilot.pause()
         shown = text(pilot, "#log-lines")
@@ -108,7 +108,7 @@ async def test_new_log_lines_are_followed_only_at_the_end(make_app: Make) -> Non
         await pilot.pause()
         place = view.scroll_offset.y
         line = {"sequence": 9_999, "at_unix_s": 1.0, "source": "engine", "level": 40, "text": "x"}
-        feed(pilot).say(updates.LogNews([line]))
+        feed(pilot).say(updates.LogUpdate([line]))
         pilot.app.draw()  # type: ignore[attr-defined]
         await pilot.pause()
         assert view.scroll_offset.y == place
@@ -135,7 +135,7 @@ async def test_doctor_and_canary_are_shown_where_a_node_has_them(make_app: Make)
             (status_with({"doctor": None, "canary": None}), "not yet; it comes with the engine"),
             (without("doctor", "canary"), "not available in this version"),
         ):
-            feed(pilot).say(updates.StatusNews(status))
+            feed(pilot).say(updates.StatusUpdate(status))
             app.draw()
             await pilot.pause()
             assert text(pilot, "#health").count(words) == 2

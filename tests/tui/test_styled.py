@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.styled import drop, ends, fit, line, wrap
-from hisparsed.tui.views.drawing import Segment, bar, cells_of, marks
+from hisparsed.tui.views.drawing import BarSegment, bar, cells_of, marks
 
 
 @given(st.text(), st.integers(1, 60))
@@ -58,7 +58,7 @@ def test_what_is_not_zero_shows(share: float, width: int) -> None:
 
 def test_a_full_bar_is_full() -> None:
     assert cells_of([1, 1, 1], 3, 10) == [4, 3, 3]
-    parts = [Segment(7, "#", "a"), Segment(3, "=", "b")]
+    parts = [BarSegment(7, "#", "a"), BarSegment(3, "=", "b")]
     assert bar(parts, 10, 20, free=".").plain == "#" * 14 + "=" * 6
 
 

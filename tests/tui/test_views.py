@@ -31,7 +31,7 @@ def plain(lines: list[Line]) -> str:
 
 def with_status(changes: dict[str, Any]) -> NodeModel:
     model = recorded_model()
-    model.apply(updates.StatusNews(status_with(changes)), CONTEXT.now_s)
+    model.apply(updates.StatusUpdate(status_with(changes)), CONTEXT.now_s)
     return model
 
 
@@ -103,7 +103,7 @@ def test_a_lever_that_moves_shows_both_values() -> None:
     status["levers"][0] |= {"current": 704, "wanted": 648, "limited_by": "LimitedByStep",
                             "pending_restart": True}  # fmt: skip
     model = recorded_model()
-    model.apply(updates.StatusNews(status), 0)
+    model.apply(updates.StatusUpdate(status), 0)
     words = plain(lever_lines(model, 120, CONTEXT))
     assert "704 (11.0 MiB) → 648 (10.1 MiB)" in words
     assert "(limited: LimitedByStep) NEEDS RESTART" in words
@@ -149,7 +149,7 @@ def test_every_tick_brings_what_was_not_notable() -> None:
     model = recorded_model()
     quiet = {**recorded("decisions")["decisions"][0], "sequence": 1, "notable": False,
              "acts": False}  # fmt: skip
-    model.apply(updates.DecisionNews([quiet]), 0)
+    model.apply(updates.DecisionUpdate([quiet]), 0)
     without, whole = entries(model, Filter()), entries(model, Filter(every_tick=True))
     assert len(whole) == len(without) + 1
 
@@ -207,7 +207,7 @@ def test_a_mode_that_was_set_is_not_for_unset() -> None:
     document = recorded("policy")
     source = {"from": "override", "actor": "ann", "expires_unix_s": None}
     document["sources"]["levers.split.mode"] = source
-    model.apply(updates.PolicyNews(document), CONTEXT.now_s)
+    model.apply(updates.PolicyUpdate(document), CONTEXT.now_s)
     row = {one.key: one for one in policy_rows(model)}["levers.split.mode"]
     assert not row.overridden
     assert row.origin == "mode set by ann; m sets it back"
@@ -234,7 +234,7 @@ def test_a_node_that_does_not_say_so_is_believed() -> None:
     document = recorded("policy")
     for key in ("values", "sources"):
         del document[key]
-    model.apply(updates.PolicyNews(document), 0)
+    model.apply(updates.PolicyUpdate(document), 0)
     assert {row.origin for row in policy_rows(model)} == {"policy"}
     assert "hot.free_low" in {row.key for row in policy_rows(model)}
 
@@ -250,7 +250,7 @@ def test_the_policy_page_shows_what_is_out_of_the_ordinary() -> None:
         "pending_restart": [{"key": "reserve", "running": "0", "wanted": "1GiB"}],
         "schedules": [{"name": "nights", "active": True}, {"name": "days", "active": False}],
     }
-    model.apply(updates.PolicyNews(document), 0)
+    model.apply(updates.PolicyUpdate(document), 0)
     words = plain(summary_lines(model, 120, CONTEXT))
     assert "LAST RELOAD REJECTED at 00:00:00, asked by bob" in words
     assert "policy.yaml:4: broken: no" in words

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hisparsed.tui import format as fmt
-from hisparsed.tui.history import SERIES, History, known
+from hisparsed.tui.history import SERIES, ChartHistory, known
 from hisparsed.tui.styled import Line, block, ends, line
 
 
@@ -87,7 +87,7 @@ class ViewContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class BarSegment:
     """``amount`` of the whole, drawn with one character and one role."""
 
     amount: float
@@ -117,7 +117,7 @@ def cells_of(amounts: Sequence[float], total: float, width: int) -> list[int]:
     return cells
 
 
-def bar(segments: Sequence[Segment], total: float, width: int, *, free: str) -> Line:
+def bar(segments: Sequence[BarSegment], total: float, width: int, *, free: str) -> Line:
     """A line of exactly ``width`` cells."""
     cells = cells_of([segment.amount for segment in segments], total, width)
     parts = [
@@ -129,7 +129,7 @@ def bar(segments: Sequence[Segment], total: float, width: int, *, free: str) -> 
 
 def gauge(share: float | None, width: int, glyph: str, role: str, *, free: str) -> Line:
     """One part of a whole; nothing when it is not known."""
-    return bar([Segment(min(1.0, share or 0.0), glyph, role)], 1.0, width, free=free)
+    return bar([BarSegment(min(1.0, share or 0.0), glyph, role)], 1.0, width, free=free)
 
 
 def marks(places: Sequence[tuple[float, str, str]], width: int) -> Line:
@@ -201,7 +201,7 @@ def columns(values: Sequence[float | None], height: int, top: float, glyphs: Gly
 
 
 def series_values(
-    history: History, name: str, width: int, context: ViewContext
+    history: ChartHistory, name: str, width: int, context: ViewContext
 ) -> list[float | None]:
     """One value a column; columns stand at fixed times, so that a chart does not flicker."""
     if width < 1 or history.newest_s is None:
@@ -211,12 +211,14 @@ def series_values(
     return history.buckets(name, context.span_s, width, end_s=end_s)
 
 
-def now_value(history: History, name: str) -> str:
+def now_value(history: ChartHistory, name: str) -> str:
     """The series over the last seconds, as text."""
     return UNITS[SERIES[name].unit](history.latest(name, _NOW_WINDOW_S))
 
 
-def chart(history: History, name: str, width: int, height: int, context: ViewContext) -> list[Line]:
+def chart(
+    history: ChartHistory, name: str, width: int, height: int, context: ViewContext
+) -> list[Line]:
     """A title line and ``height - 1`` rows of chart."""
     series = SERIES[name]
     show = UNITS[series.unit]
@@ -232,7 +234,7 @@ def chart(history: History, name: str, width: int, height: int, context: ViewCon
 
 
 def spark(
-    history: History, name: str, width: int, context: ViewContext, *, title_width: int = 15
+    history: ChartHistory, name: str, width: int, context: ViewContext, *, title_width: int = 15
 ) -> Line:
     """Title, current value and one row of chart in one line."""
     series = SERIES[name]

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hisparsed.tui import format as fmt
-from hisparsed.tui.model import Link, NodeModel
+from hisparsed.tui.model import Connection, NodeModel
 from hisparsed.tui.styled import Line, ends, fit, line
 from hisparsed.tui.views.drawing import ViewContext, columns, series_values
-from hisparsed.tui.views.health import engine_life
+from hisparsed.tui.views.health import engine_summary
 from hisparsed.tui.wire import number, text
 
 _LABEL = 18
@@ -39,8 +39,8 @@ def fleet_line(model: NodeModel, width: int, context: ViewContext) -> Line:
     role = "bad" if severity.rank >= 60 else "warn" if severity.rank >= 10 else "good"
     mark = context.glyphs.off if severity.rank >= 60 else context.glyphs.on
     state = severity.word
-    life = engine_life(model.status)
-    if model.link is Link.LOST:
+    life = engine_summary(model.status)
+    if model.link is Connection.LOST:
         state = f"lost {fmt.clock(model.link_since_s)}"
     elif life is not None and life.next_try_s is not None:
         left_s = round(life.next_try_s - (model.node_now_s(context.now_s) or life.next_try_s))

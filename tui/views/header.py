@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hisparsed.tui import format as fmt
-from hisparsed.tui.model import Link, NodeModel
+from hisparsed.tui.model import Connection, NodeModel
 from hisparsed.tui.styled import EMPTY, Line, ends, fit, hanging, line
 from hisparsed.tui.views.drawing import Glyphs, ViewContext
-from hisparsed.tui.views.health import engine_life
+from hisparsed.tui.views.health import engine_summary
 from hisparsed.tui.wire import dig, number, text
 
 _LIFECYCLE_ROLES = {
@@ -72,11 +72,11 @@ def _second(model: NodeModel, banner: Banner, width: int, context: ViewContext) 
     right = line(*marks)
     if banner.player:
         return ends(line((banner.player, "accent")), right, width)
-    if model.link is Link.LOST:
+    if model.link is Connection.LOST:
         since = fmt.clock(model.link_since_s)
         why = model.link_why.removeprefix(f"{model.address}: ")
         return ends(line((f"disconnected since {since}: {why}", "bad")), right, width)
-    if model.link is Link.CONNECTING:
+    if model.link is Connection.CONNECTING:
         return ends(line((f"connecting to {model.address} ...", "warn")), right, width)
     if banner.notice:
         return ends(line((banner.notice, "accent")), right, width)
@@ -90,7 +90,7 @@ def _since_status(model: NodeModel, context: ViewContext) -> float:
 
 def _health(model: NodeModel, context: ViewContext) -> Line:
     status = model.status
-    life = engine_life(status)
+    life = engine_summary(status)
     if life is not None and life.state != "serving":
         return line(
             (life.words(model.node_now_s(context.now_s)), life.role),
@@ -122,7 +122,7 @@ def _health(model: NodeModel, context: ViewContext) -> Line:
     if number(status, "doctor.fatal"):
         parts.append(("  DOCTOR: FATAL", "bad"))
     if dig(status, "engine.quarantined") is not None:
-        parts.append(("  VALUES PUT ASIDE", "bad"))
+        parts.append(("  VALUES QUARANTINED", "bad"))
     if text(status, "policy.last_error"):
         parts.append(("  POLICY REJECTED", "bad"))
     frozen = dig(status, "policy.frozen")

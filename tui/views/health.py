@@ -21,7 +21,7 @@ _OVER = ("failed", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLife:
+class EngineSummary:
     """Times are the node's Unix seconds."""
 
     state: str
@@ -61,12 +61,12 @@ class EngineLife:
         return words
 
 
-def engine_life(status: object) -> EngineLife | None:
+def engine_summary(status: object) -> EngineSummary | None:
     """``None`` where the node does not tell."""
     state = text(status, "engine.state")
     if state is None:
         return None
-    return EngineLife(
+    return EngineSummary(
         state=state,
         since_s=number(status, "engine.since_unix_s"),
         next_try_s=number(status, "engine.next_try_unix_s"),
@@ -80,8 +80,8 @@ def engine_life(status: object) -> EngineLife | None:
 def engine_lines(
     status: object, now_s: float | None, width: int, context: ViewContext
 ) -> list[Line]:
-    """State and times; then the last end, and what was put aside because it did not start."""
-    life = engine_life(status)
+    """State and times; then the last end, and what was quarantined because it did not start."""
+    life = engine_summary(status)
     if life is None:
         return []
     mark = context.glyphs.on if life.state == "serving" else context.glyphs.off
@@ -113,7 +113,7 @@ def _quarantined(status: object, width: int) -> list[Line]:
         for one in items(status, "engine.quarantined.changes")
     )
     head = line(
-        (f"{_INDENT}PUT ASIDE ", "bad"), f"at {at}: {changes or 'values'} did not start; "
+        (f"{_INDENT}QUARANTINED ", "bad"), f"at {at}: {changes or 'values'} did not start; "
         "the last good ones are in force"
     )  # fmt: skip
     room = max(20, width - len(_INDENT))

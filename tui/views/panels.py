@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line, Part, drop, ends, fit, line
-from hisparsed.tui.views.drawing import Segment, ViewContext, bar, gauge, marks
+from hisparsed.tui.views.drawing import BarSegment, ViewContext, bar, gauge, marks
 from hisparsed.tui.wire import Document, dig, items, number, text
 
 
@@ -34,15 +34,15 @@ def host_bar(pools: Document, width: int, context: ViewContext) -> list[Line]:
         in_use = min(capacity, _of(pools, f"{pool}.in_use_bytes"))
         cached = min(capacity - in_use, _of(pools, f"{pool}.cached_bytes"))
         segments += [
-            Segment(in_use, glyphs.in_use, role),
-            Segment(cached, glyphs.reusable, role),
-            Segment(capacity - in_use - cached, glyphs.free, role),
+            BarSegment(in_use, glyphs.in_use, role),
+            BarSegment(cached, glyphs.reusable, role),
+            BarSegment(capacity - in_use - cached, glyphs.free, role),
         ]
         if pool == "hisparse":
-            segments.append(Segment(pending, "P", "warn"))
+            segments.append(BarSegment(pending, "P", "warn"))
         else:
-            segments.append(Segment(draining, "D", "warn"))
-    segments.append(Segment(_of(pools, "reserve_bytes"), "R", "free"))
+            segments.append(BarSegment(draining, "D", "warn"))
+    segments.append(BarSegment(_of(pools, "reserve_bytes"), "R", "free"))
     left = _of(pools, "hisparse.target_bytes") / budget
     right = 1 - _of(pools, "offload.target_bytes") / budget
     targets = [(right, glyphs.other_target, "offload"), (left, glyphs.target, "hisparse")]
@@ -138,9 +138,9 @@ def gpu_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
     hot = number(model.observed, "hot.leased_blocks")
     rest = max(0.0, total - free - (resident or 0) - (hot or 0))
     parts = [
-        Segment(resident or 0.0, "r", "resident"),
-        Segment(hot or 0.0, "h", "hot"),
-        Segment(rest, "i", "indexer"),
+        BarSegment(resident or 0.0, "r", "resident"),
+        BarSegment(hot or 0.0, "h", "hot"),
+        BarSegment(rest, "i", "indexer"),
     ]
     short = bool(dig(gpu, "waiting_for_blocks"))
     state = line(
@@ -170,7 +170,7 @@ def residency_bar(requests: object, width: int, context: ViewContext) -> Line:
     """Running requests by residency: F full, M mixed, N none."""
     counts = [number(requests, name) or 0.0 for name in ("full", "mixed", "none")]
     segments = [
-        Segment(count, glyph, role)
+        BarSegment(count, glyph, role)
         for count, glyph, role in zip(counts, "FMN", ("good", "hot", "indexer"), strict=True)
     ]
     return bar(segments, max(1.0, sum(counts)), width, free=context.glyphs.free)

@@ -25,11 +25,11 @@ class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Alive(_Answer):
+class Liveness(_Answer):
     status: Literal["ok"]
 
 
-class Ready(_Answer):
+class Readiness(_Answer):
     status: Literal["ready"]
 
 
@@ -120,7 +120,7 @@ class PolicyInForce(_Answer):
     last_error: str | None
 
 
-class Problem(_Answer):
+class ProblemView(_Answer):
     line: int | None
     key: str
     message: str
@@ -130,7 +130,7 @@ class Judgement(_Answer):
     """What a reload would say of a document, this node's sizes included."""
 
     ok: bool
-    problems: list[Problem]
+    problems: list[ProblemView]
     changes: list[Change]
     """Against the document in force."""
 

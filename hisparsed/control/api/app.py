@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hisparsed.control.api.answers import Alive, Decisions, Events, Ready
+from hisparsed.control.api.answers import Decisions, Events, Liveness, Readiness
 from hisparsed.control.api.endpoint import Endpoint, openapi_document, parse_query
 from hisparsed.control.api.errors import ERROR_HANDLERS, ApiError
 from hisparsed.control.api.policy import PolicyApi
@@ -96,14 +96,14 @@ class ControlApi:
                 "/healthz",
                 self.healthz,
                 summary="Whether the daemon works.",
-                answer=Alive,
+                answer=Liveness,
                 errors=("engine_gone",),
             ),
             Endpoint(
                 "/readyz",
                 self.readyz,
                 summary="Whether the node should get requests.",
-                answer=Ready,
+                answer=Readiness,
                 errors=("not_ready",),
             ),
             Endpoint("/v1/status", self.status, summary="The status document.", answer=Status),
@@ -169,7 +169,7 @@ class ControlApi:
         The status also where nothing else comes for a while: an engine that starts, or a slow
         tick, must not look like a daemon that hangs.
         """
-        with self.broadcast.listen(in_silence=self._status) as messages:
+        with self.broadcast.listen(keepalive=self._status) as messages:
             yield _frame(self._status())
             async for message in messages:
                 yield _frame(message)

@@ -76,7 +76,7 @@ class ControlClient:
 
     def _ask(self, method: str, path: str, **how: Any) -> Any:
         if self._has_socket:
-            self._knock()
+            self._require_listener()
         try:
             response = self._http.request(method, path, **how)
         except httpx.TimeoutException:
@@ -93,8 +93,8 @@ class ControlClient:
             return response.json()
         raise UserError(_refusal(response))
 
-    def _knock(self) -> None:
-        """See whether somebody listens: httpx hides the cause, and leaks a socket that failed."""
+    def _require_listener(self) -> None:
+        """Raises where nobody listens: httpx hides the cause, and leaks a socket that failed."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(self._timeout_s)
             try:

@@ -17,7 +17,7 @@ from hisparsed.control.api.answers import Changed, Judgement, PolicyInForce, Rel
 from hisparsed.control.api.endpoint import ActorBody, Endpoint, Handler, parse_body
 from hisparsed.control.api.errors import ApiError
 from hisparsed.control.api.socket import recorded_actor
-from hisparsed.control.holds import Overrides
+from hisparsed.control.holds import Holds
 from hisparsed.control.journal.records import jsonable
 from hisparsed.control.live_policy import PolicySource, ReloadOutcome
 from hisparsed.control.operator import Operator
@@ -33,13 +33,13 @@ from hisparsed.policy.units import format_duration
 
 
 def policy_document(
-    source: PolicySource, overrides: Overrides, pending: list[PendingRestart]
+    source: PolicySource, holds: Holds, pending: list[PendingRestart]
 ) -> dict[str, Any]:
     """The answer of `GET /v1/policy`."""
     active, in_force = source.active, source.in_force
-    policy = overrides.over(in_force.policy)
+    policy = holds.over(in_force.policy)
     sources = {name: _source(one) for name, one in in_force.sources.items()}
-    for lever, actor in overrides.mode_actors.items():
+    for lever, actor in holds.mode_actors.items():
         sources[f"levers.{lever}.mode"] = _source(Source(Origin.OVERRIDE, actor=actor))
     rejection = source.rejection
     return {
@@ -238,7 +238,7 @@ class PolicyApi:
 
     async def policy(self, request: Request) -> Response:
         pending = self.current.pending_restart()
-        return JSONResponse(policy_document(self.source, self.operator.overrides, pending))
+        return JSONResponse(policy_document(self.source, self.operator.holds, pending))
 
     async def schema(self, request: Request) -> Response:
         return JSONResponse(policy_json_schema())
@@ -284,7 +284,7 @@ class PolicyApi:
         except LookupError:
             held = ", ".join(one.key for one in self.source.overrides) or "nothing"
             message = f"no operator has set {body.key}; set now: {held}"
-            modes = {f"levers.{lever}.mode" for lever in self.operator.overrides.modes}
+            modes = {f"levers.{lever}.mode" for lever in self.operator.holds.modes}
             if body.key in modes:
                 message += "; `hisparsed mode policy` sets the mode of a lever back"
             raise ApiError(422, "not_set", message) from None

@@ -140,7 +140,7 @@ LIMITS = HttpLimits(connections=256, body_s=10.0)
 
 log = logging.getLogger("hisparsed.control")
 
-Tell = Callable[[EventKind, str], None]
+SocketReport = Callable[[EventKind, str], None]
 
 
 def _log(_: EventKind, sentence: str) -> None:
@@ -151,7 +151,7 @@ class ControlServer:
     """``start`` binds and serves, ``stop`` ends the streams and removes the socket.
 
     ``end_streams`` is called before stopping, since open event streams would hold it up.
-    ``tell`` hears when the socket's file is gone and when it is there again.
+    ``report`` is called when the socket's file is gone and when it is there again.
     """
 
     def __init__(
@@ -160,14 +160,14 @@ class ControlServer:
         path: Path,
         *,
         end_streams: Callable[[], None],
-        tell: Tell = _log,
+        report: SocketReport = _log,
         limits: HttpLimits = LIMITS,
         look_every_s: float = _LOOK_EVERY_S,
     ) -> None:
         self._application = application
         self._path = path
         self._end_streams = end_streams
-        self._tell = tell
+        self._report = report
         self._look_every_s = look_every_s
         self.connections = Connections(limits)
         self._looking: asyncio.Task[None] | None = None
@@ -220,11 +220,11 @@ class ControlServer:
                 if not self._lost:
                     self._lost = True
                     sentence = f"The control socket was removed, and cannot be made anew: {error}"
-                    self._tell(EventKind.CONTROL_SOCKET_LOST, sentence)
+                    self._report(EventKind.CONTROL_SOCKET_LOST, sentence)
                 continue
             self._lost = False
             sentence = f"The control socket {self._path} had been removed; it is there again."
-            self._tell(EventKind.CONTROL_SOCKET_BACK, sentence)
+            self._report(EventKind.CONTROL_SOCKET_BACK, sentence)
 
     def _is_there(self) -> bool:
         try:

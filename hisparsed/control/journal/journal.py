@@ -127,13 +127,13 @@ class JournalWriter:
         except (sqlite3.Error, OtherVersionError) as error:
             if isinstance(error, sqlite3.Error) and not is_damaged(error):
                 raise
-            self._put_aside(error)
+            self._set_file_aside(error)
             return self._open_once()
 
     def _open_once(self) -> JournalStore:
         return self._open_store(self.path, run=self._run, retention=self._retention)
 
-    def _put_aside(self, error: Exception) -> None:
+    def _set_file_aside(self, error: Exception) -> None:
         other = isinstance(error, OtherVersionError)
         label = f"schema{error.version}" if isinstance(error, OtherVersionError) else "damaged"
         kept = set_aside(self.path, f"{label}-{self._stamp()}")
@@ -152,9 +152,9 @@ class JournalWriter:
                 f"it and tries again, in {self._retry_s:g}s first."
             )
         if is_damaged(error):
-            # Put aside here, since the next opening may look at other pages and find nothing.
+            # Set aside here, since the next opening may look at other pages and find nothing.
             try:
-                self._put_aside(error)
+                self._set_file_aside(error)
             except OSError as trouble:
                 error = trouble
         self._retry_at_s = self._clock() + self._retry_s

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from hisparsed.control.status.document import (
     CanaryState,
     CanaryStatus,
-    EngineLifeStatus,
     EngineState,
+    EngineStatus,
     Lifecycle,
     Status,
 )
@@ -124,7 +124,7 @@ def of_canary(
 
 
 def of_engine(
-    read: Callable[[EngineLifeStatus], float | None],
+    read: Callable[[EngineStatus], float | None],
 ) -> Callable[[Status], Iterator[Sample]]:
     def samples(status: Status) -> Iterator[Sample]:
         value = read(status.engine) if status.engine is not None else None

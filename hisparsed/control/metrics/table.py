@@ -133,8 +133,8 @@ WATCH_METRICS: tuple[Metric, ...] = (
         of_engine(lambda e: e.last_start_s),
     ),
     Metric(
-        "hisparsed_engine_values_put_aside",
-        "1 while values that did not start an engine are put aside and the last good ones serve.",
+        "hisparsed_engine_values_quarantined",
+        "1 while values that did not start an engine are quarantined and the last good ones serve.",
         of_engine(lambda e: e.quarantined is not None),
     ),
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from hisparsed.control.events import Broadcast, Message
-from hisparsed.control.holds import Overrides
+from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal
 from hisparsed.control.journal.records import TickRecord, view_tick
 from hisparsed.control.live_policy import PolicySource
@@ -19,8 +19,8 @@ from hisparsed.control.status.document import (
     BackgroundStatus,
     CanaryStatus,
     DoctorStatus,
-    EngineLifeStatus,
     EngineState,
+    EngineStatus,
     JournalStatus,
     LeverStatus,
     Lifecycle,
@@ -70,7 +70,7 @@ _EVENTS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class TickOutcome:
-    """One finished tick. ``policy`` has the operator's overrides in it."""
+    """One finished tick. ``policy`` has the operator's holds in it."""
 
     record: TickRecord
     policy: Policy
@@ -98,7 +98,7 @@ class StatusSources:
     """What the status shows beside the loop's own. The defaults: a node that has none of it."""
 
     lifecycle: Callable[[], Lifecycle] = lambda: Lifecycle.SERVING
-    engine: Callable[[], EngineLifeStatus | None] = lambda: None
+    engine: Callable[[], EngineStatus | None] = lambda: None
     canary: Callable[[], CanaryStatus | None] = lambda: None
     """``None`` while no engine serves."""
     doctor: Callable[[], DoctorStatus | None] = lambda: None
@@ -119,7 +119,7 @@ class CurrentStatus:
         self,
         node: NodeInfo,
         source: PolicySource,
-        overrides: Overrides,
+        holds: Holds,
         journal: Journal,
         broadcast: Broadcast,
         sources: StatusSources,
@@ -130,7 +130,7 @@ class CurrentStatus:
         self.node = node
         self.counters = LoopCounters()
         self._source = source
-        self._overrides = overrides
+        self._holds = holds
         self._journal = journal
         self._broadcast = broadcast
         self._sources = sources
@@ -203,7 +203,7 @@ class CurrentStatus:
         """The document of this moment; the report's age is of now, not of the last tick."""
         last, said, health = self._last, self._said, self._journal.health
         active = self._source.active
-        frozen = self._overrides.frozen
+        frozen = self._holds.frozen
         return Status(
             at_unix_s=self._wall_clock(),
             node=self.node,
@@ -216,7 +216,7 @@ class CurrentStatus:
                 generation=active.generation,
                 content_hash=active.content_hash,
                 mode=self._source.in_force.policy.mode,
-                overridden=dict(self._overrides.modes),
+                overridden=dict(self._holds.modes),
                 frozen=[lever for lever in Lever if lever in frozen],
                 reload_failures=self._source.reload_failures,
                 last_error=self._source.last_error,

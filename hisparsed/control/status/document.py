@@ -76,11 +76,11 @@ class EngineState(StrEnum):
     """Told to stop; what is left of the engine is being taken down."""
 
 
-class _EngineLifePart(BaseModel):
+class _EnginePart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class EngineEnd(_EngineLifePart):
+class EngineEnd(_EnginePart):
     """An engine that ended, or did not start, without being asked to."""
 
     at_unix_s: float
@@ -91,7 +91,7 @@ class EngineEnd(_EngineLifePart):
     """The file with what was known."""
 
 
-class QuarantinedValues(_EngineLifePart):
+class QuarantinedValues(_EnginePart):
     """Values that an engine did not start with, so the last good ones are in force."""
 
     at_unix_s: float
@@ -100,7 +100,7 @@ class QuarantinedValues(_EngineLifePart):
     """Against those that are in force."""
 
 
-class EngineLifeStatus(_EngineLifePart):
+class EngineStatus(_EnginePart):
     state: EngineState
     since_unix_s: float
     sentence: str
@@ -294,7 +294,7 @@ class Status(_Part):
     """``None`` until there is an engine to ask."""
     doctor: DoctorStatus | None = None
     """``None`` where nobody looks at the machine."""
-    engine: EngineLifeStatus | None = None
+    engine: EngineStatus | None = None
     """The engine's life; ``None`` where nobody supervises it."""
     gpus: GpusStatus | None = None
     """As NVML tells; ``None`` on other than CUDA nodes, and before the first reading."""

@@ -15,20 +15,20 @@ from hisparsed.control.status.document import (
     CanaryRun,
     CanaryStatus,
     DoctorStatus,
-    EngineLifeStatus,
     EngineState,
+    EngineStatus,
     LeverStatus,
     PolicyStatus,
     Status,
 )
 from hisparsed.engine.gpus import GpusStatus
-from hisparsed.policy.derived import Derived, PoolFigures, Pools
+from hisparsed.policy.derived import Derived, PoolFigures, PoolsMemory
 from hisparsed.policy.schedules import Scalar
 from hisparsed.policy.signals import HotBuffers, Requests, Reserve, SampledRows, Snapshot
 from hisparsed.policy.units import counted, format_bytes, format_duration, format_fraction
 
 
-def engine_lines(life: EngineLifeStatus) -> Iterator[str]:
+def engine_lines(life: EngineStatus) -> Iterator[str]:
     """One line where all is well and always was; more where there is more to know."""
     restarts = counted(life.restarts_total, "restart")
     counts = f"{restarts}, {life.planned_restarts_total} of them asked for"
@@ -46,7 +46,7 @@ def engine_lines(life: EngineLifeStatus) -> Iterator[str]:
         keys = ", ".join(
             f"{one.key} {one.wanted} (runs {one.running})" for one in life.quarantined.changes
         )
-        yield f"  PUT ASIDE {keys or 'changed values'}: {life.quarantined.error}"
+        yield f"  QUARANTINED {keys or 'changed values'}: {life.quarantined.error}"
 
 
 COLUMN = 11
@@ -184,7 +184,7 @@ def _waits(requests: Requests) -> str:
     return words
 
 
-def _pools(pools: Pools, reserve: Reserve, width: int) -> Iterator[str]:
+def _pools(pools: PoolsMemory, reserve: Reserve, width: int) -> Iterator[str]:
     yield (
         f"pools      {format_bytes(pools.budget_bytes)} host budget, pending "
         f"{format_bytes(pools.pending_bytes)}, draining {format_bytes(pools.draining_bytes)}"

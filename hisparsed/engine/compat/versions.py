@@ -40,7 +40,7 @@ class Standing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VersionVerdict:
     """``sentence`` says what is wrong, for people; empty for a tested version."""
 
     standing: Standing
@@ -82,7 +82,7 @@ def _written_version() -> str | None:
     return None
 
 
-def judge(found: str) -> Verdict:
+def judge(found: str) -> VersionVerdict:
     """What is known of version ``found``. Patches of a tested release count as tested."""
     try:
         parsed = Version(found)
@@ -90,27 +90,27 @@ def judge(found: str) -> Verdict:
         parsed = None
     if parsed is None or parsed.release < (0, 1, 1):
         # What builds from a checkout without tags call themselves.
-        return Verdict(
+        return VersionVerdict(
             Standing.UNKNOWN, f"vLLM calls itself {found}, which does not say how old it is"
         )
     minors = [Version(one).release[:2] for one in TESTED]
     if parsed.release[:2] < minors[0]:
-        return Verdict(
+        return VersionVerdict(
             Standing.TOO_OLD,
             f"vLLM {found} is older than {_minor(TESTED[0])}, the first with Hybrid HiSparse",
         )
     if parsed.release[:2] > minors[-1]:
-        return Verdict(
+        return VersionVerdict(
             Standing.TOO_NEW,
             f"vLLM {found} is newer than {_minor(TESTED[-1])}, the newest that "
             "hisparsed was tested with",
         )
     if parsed.is_devrelease:
-        return Verdict(
+        return VersionVerdict(
             Standing.DEVELOPMENT,
             f"vLLM {found} is a build between releases, which hisparsed was not tested with",
         )
-    return Verdict(Standing.TESTED)
+    return VersionVerdict(Standing.TESTED)
 
 
 def overridden(allowed: bool, environment: Mapping[str, str]) -> bool:

@@ -107,9 +107,9 @@ def model_facts(config: NodeConfig) -> ModelFacts | None:
     return read_model(config.model)
 
 
-def read_machine(*, tell: Callable[[str], None] = log_unreadable) -> MachineFacts:
-    """What this machine has free now; ``tell`` hears what the driver does not say."""
-    reader = GpuReader(nvidia_library(), os.environ, tell=tell)
+def read_machine(*, on_unreadable: Callable[[str], None] = log_unreadable) -> MachineFacts:
+    """What this machine has free now; ``on_unreadable`` gets what the driver does not say."""
+    reader = GpuReader(nvidia_library(), os.environ, on_unreadable=on_unreadable)
     try:
         gpus = reader.read()
     finally:

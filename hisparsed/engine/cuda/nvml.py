@@ -79,18 +79,22 @@ def log_unreadable(sentence: str) -> None:
 class GpuReader:
     """``nvml`` is ``pynvml`` or what stands for it. Not safe to share between threads.
 
-    ``environ`` may name the GPUs (``CUDA_VISIBLE_DEVICES``); others are left out. ``tell`` gets one
-    sentence for each query that fails, once.
+    ``environ`` may name the GPUs (``CUDA_VISIBLE_DEVICES``); others are left out. ``on_unreadable``
+    gets one sentence for each query that fails, once.
     """
 
     def __init__(
-        self, nvml: Any, environ: Mapping[str, str], *, tell: Callable[[str], None] = log_unreadable
+        self,
+        nvml: Any,
+        environ: Mapping[str, str],
+        *,
+        on_unreadable: Callable[[str], None] = log_unreadable,
     ) -> None:
         self._nvml = nvml
-        self._say = tell
+        self._on_unreadable = on_unreadable
         self._visible = environ.get("CUDA_VISIBLE_DEVICES")
         self._open = False
-        self._told: set[tuple[int | None, str]] = set()
+        self._reported: set[tuple[int | None, str]] = set()
         self._known: dict[int, GpuReading] = {}
         """What never changes, and which GPUs there were: a lost one is not forgotten."""
 
@@ -125,7 +129,7 @@ class GpuReader:
             try:
                 self._nvml.nvmlInit()
             except self._nvml.NVMLError as error:
-                self._tell(None, "start", error)
+                self._report(None, "start", error)
                 return False
             self._open = True
         return True
@@ -168,7 +172,7 @@ class GpuReader:
                 return query(nvml.nvmlDeviceGetHandleByIndex(index))
             except nvml.NVMLError as error:
                 lost = self._is_lost(error)
-                self._tell(index, "GPU is lost" if lost else what, error)
+                self._report(index, "GPU is lost" if lost else what, error)
                 return None
 
         memory = ask("memory", nvml.nvmlDeviceGetMemoryInfo)
@@ -207,15 +211,15 @@ class GpuReader:
         try:
             return query()
         except self._nvml.NVMLError as error:
-            self._tell(index, what, error)
+            self._report(index, what, error)
             return None
 
-    def _tell(self, index: int | None, what: str, error: Any) -> None:
-        if (index, what) in self._told:
+    def _report(self, index: int | None, what: str, error: Any) -> None:
+        if (index, what) in self._reported:
             return
-        self._told.add((index, what))
+        self._reported.add((index, what))
         where = "NVML" if index is None else f"GPU {index}"
-        self._say(f"{where}: {what}: {error}; it is not said again.")
+        self._on_unreadable(f"{where}: {what}: {error}; it is not said again.")
 
 
 def link_bytes_per_s(generation: int | None, lanes: int | None) -> float | None:

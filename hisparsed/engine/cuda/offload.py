@@ -46,7 +46,7 @@ from hisparsed.logs.event_ids import OFFLOAD_LAYOUT
 
 
 @dataclass(frozen=True)
-class HiSparsePool:
+class PinnedPool:
     """``registrations``: (address, bytes) of pinned ranges. ``shared``: all ranks map one pool;
     else each has its own, with a copy of every chunk. ``writes``: this rank fills it."""
 
@@ -81,11 +81,11 @@ def hisparse_worker() -> Any:
     )
 
 
-def pool_of(worker: Any) -> HiSparsePool:
+def pool_of(worker: Any) -> PinnedPool:
     """The pool of an initialised HiSparse worker. Raises ``ValueError`` on a layout in which
     host blocks have no equal slices a layer."""
     region = worker.shared_host_region
-    return HiSparsePool(
+    return PinnedPool(
         slices=_slices(worker),
         registrations=_registrations(region, worker.pinned_host_pools),
         shared=region is not None,
@@ -280,7 +280,7 @@ def scheduler_layout(kv_cache_config: Any) -> ChunkLayout:
 
 
 def chunk_ranges(
-    layout: ChunkLayout, pool: HiSparsePool, runs: tuple[DeviceRun, ...], device_blocks: int
+    layout: ChunkLayout, pool: PinnedPool, runs: tuple[DeviceRun, ...], device_blocks: int
 ) -> ChunkRanges:
     """Addresses of this rank, once registrations are known to cut no slice."""
     require_whole_slices(pool.slices, pool.registrations)
@@ -305,7 +305,7 @@ def device_runs(kv_caches: CanonicalKVCaches) -> tuple[tuple[DeviceRun, ...], in
     return join_neighbours(runs), blocks.pop()
 
 
-def describe_pool(pool: HiSparsePool, runs: tuple[DeviceRun, ...], world_size: int) -> str:
+def describe_pool(pool: PinnedPool, runs: tuple[DeviceRun, ...], world_size: int) -> str:
     """One line for the log: whose pool, who writes, how chunks are cut."""
     if pool.shared:
         kept = f"one pool and one copy for {world_size} ranks, " + (

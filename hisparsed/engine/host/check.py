@@ -1,6 +1,6 @@
 """Checks the host ledger while the engine serves, and stops all moves on a violation.
 
-``LedgerCamera`` reads the ledger's state from vLLM's live objects: counters cost a few
+``LedgerReader`` reads the ledger's state from vLLM's live objects: counters cost a few
 microseconds, blocks about one each, and their owners need a walk over all requests. Every report
 checks the counters and a bounded slice of blocks, so the whole pool is walked once in a while at
 no cost that shows. A violation freezes the ledger where it is: requests are served on, no block
@@ -18,7 +18,7 @@ from hisparsed.engine.compat.adapters import detached_blocks
 from hisparsed.engine.host.invariants import (
     BlockFacts,
     CountFacts,
-    LedgerPicture,
+    LedgerSnapshot,
     Violation,
     violations,
 )
@@ -27,7 +27,7 @@ from hisparsed.engine.host.offload import LentOffloadingManager
 from hisparsed.engine.host.pool import CountingHostPool
 
 
-class LedgerCamera:
+class LedgerReader:
     """``coordinator`` is vLLM's HiSparse coordinator; without it owners are not counted."""
 
     def __init__(
@@ -67,10 +67,10 @@ class LedgerCamera:
             draining_busy_slots=offload.draining_busy_slots,
         )
 
-    def of_counts(self) -> LedgerPicture:
-        return LedgerPicture(self.counts())
+    def of_counts(self) -> LedgerSnapshot:
+        return LedgerSnapshot(self.counts())
 
-    def of_blocks(self, first: int, cost: int) -> tuple[LedgerPicture, int]:
+    def of_blocks(self, first: int, cost: int) -> tuple[LedgerSnapshot, int]:
         """A few blocks from ``first`` on, lent ones weighing their slots; and the next to
         look at. Blocks of HiSparse that are plainly sound are looked at and left out."""
         facts: list[BlockFacts] = []
@@ -89,16 +89,16 @@ class LedgerCamera:
             if cost <= 0:
                 break
         done = following >= self._pool.num_gpu_blocks
-        return LedgerPicture(self.counts(), facts), 0 if done else following
+        return LedgerSnapshot(self.counts(), facts), 0 if done else following
 
-    def of_everything(self) -> LedgerPicture:
+    def of_everything(self) -> LedgerSnapshot:
         """Every block, with owners where the coordinator is known. Takes milliseconds."""
         owners = self._owners() if self._coordinator is not None else None
         blocks = [
             self._block(block, owners[block] if owners is not None else None)
             for block in range(1, self._pool.num_gpu_blocks)
         ]
-        return LedgerPicture(self.counts(), blocks, is_whole=True)
+        return LedgerSnapshot(self.counts(), blocks, is_complete=True)
 
     def _block(self, block_id: int, owners: int | None) -> BlockFacts:
         block, offload = self._pool.blocks[block_id], self._offload
@@ -152,21 +152,21 @@ _KEPT = 8
 class LedgerWatch:
     """One engine's. ``total`` counts violations, each once while it lasts; never goes back."""
 
-    def __init__(self, ledger: HostLedger, camera: LedgerCamera) -> None:
+    def __init__(self, ledger: HostLedger, reader: LedgerReader) -> None:
         self._ledger = ledger
-        self._camera = camera
+        self._reader = reader
         self._next_block = 0
         self.found: tuple[Violation, ...] = ()
         self.total = 0
 
     def look(self) -> None:
         """Check the counters and the next few blocks."""
-        picture, self._next_block = self._camera.of_blocks(self._next_block, _SLICE_COST)
-        self._judge(violations(picture))
+        snapshot, self._next_block = self._reader.of_blocks(self._next_block, _SLICE_COST)
+        self._judge(violations(snapshot))
 
     def look_at_everything(self) -> list[Violation]:
         """Check every block and all owners; freezes on a violation, too."""
-        found = violations(self._camera.of_everything())
+        found = violations(self._reader.of_everything())
         self._judge(found)
         return found
 
@@ -181,7 +181,7 @@ class LedgerWatch:
 
     def clear(self) -> None:
         """End the freeze if everything is sound now. Raises ``ValueError`` when it is not."""
-        found = violations(self._camera.of_everything())
+        found = violations(self._reader.of_everything())
         if found:
             self._judge(found)
             self.require_sound()

@@ -1,7 +1,7 @@
-"""What must always hold of the host ledger: one pure function from a picture to violations.
+"""What must always hold of the host ledger: one pure function from a snapshot to violations.
 
 Tests, fuzzing and the running engine use the same rules; the engine gives pictures of
-counters only, or of a few blocks, where tests give whole ones. How a picture is taken from
+counters only, or of a few blocks, where tests give whole ones. How a snapshot is taken from
 vLLM's objects is not here.
 """
 
@@ -127,21 +127,21 @@ class BlockFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerPicture:
+class LedgerSnapshot:
     """Counters, and the blocks that were looked at: none, some, or ``whole``."""
 
     counts: CountFacts
     blocks: Sequence[BlockFacts] = ()
-    is_whole: bool = False
+    is_complete: bool = False
 
 
-def violations(picture: LedgerPicture) -> list[Violation]:
-    """Every broken invariant of ``picture``; empty when the ledger is sound."""
-    found = list(_of_counts(picture.counts))
-    for facts in picture.blocks:
-        found.extend(_of_block(facts, picture.counts.chunks_per_block))
-    if picture.is_whole:
-        found.extend(_of_sums(picture.counts, picture.blocks))
+def violations(snapshot: LedgerSnapshot) -> list[Violation]:
+    """Every broken invariant of ``snapshot``; empty when the ledger is sound."""
+    found = list(_of_counts(snapshot.counts))
+    for facts in snapshot.blocks:
+        found.extend(_of_block(facts, snapshot.counts.chunks_per_block))
+    if snapshot.is_complete:
+        found.extend(_of_sums(snapshot.counts, snapshot.blocks))
     return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from hisparsed.engine.host.check import LedgerCamera, LedgerWatch
+from hisparsed.engine.host.check import LedgerReader, LedgerWatch
 from hisparsed.engine.host.chunks import ChunkLayout
 from hisparsed.engine.host.ledger import HostLedger
 from hisparsed.engine.host.offload import LentOffloadingManager
@@ -65,7 +65,7 @@ class HostMemory:
         self.offload = offload
         self._floor_blocks = floor_blocks
         self.ledger = HostLedger(pool, offload, layout, floor_blocks)
-        self.watch = LedgerWatch(self.ledger, LedgerCamera(self.ledger, pool, offload, coordinator))
+        self.watch = LedgerWatch(self.ledger, LedgerReader(self.ledger, pool, offload, coordinator))
         self._given_back = 0
         self._release_wanted = False
         self._released: frozenset[int] = frozenset()

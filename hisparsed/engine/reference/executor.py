@@ -15,9 +15,9 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from hisparsed.engine.compat.residency import ResidencyReader
 from hisparsed.engine.hot_sizes import scratch_block_ids
-from hisparsed.engine.in_process_executor import InProcessExecutor, LayerRows
+from hisparsed.engine.in_process_executor import InProcessExecutor, LayerRowSize
 from hisparsed.engine.reference.connectors import ReferenceConnectors
-from hisparsed.engine.reference.hot import HotBuffers
+from hisparsed.engine.reference.hot import ReferenceHotBuffers
 from hisparsed.engine.reference.model import ReferenceModel, make_weights
 from hisparsed.engine.reference.model_folder import (
     INDEX_ROW_BYTES,
@@ -26,7 +26,7 @@ from hisparsed.engine.reference.model_folder import (
     indexer_layer_name,
     kv_layer_name,
 )
-from hisparsed.engine.reference.requests import RequestState, RequestTables, Segment
+from hisparsed.engine.reference.requests import RequestState, RequestTables, ScheduledTokens
 from hisparsed.engine.reference.sampling import (
     Draft,
     DraftCounts,
@@ -57,13 +57,13 @@ class ReferenceExecutor(InProcessExecutor):
 
     # --- start-up ---------------------------------------------------------------------
 
-    def _layers(self) -> Iterator[tuple[LayerRows, LayerRows | None]]:
+    def _layers(self) -> Iterator[tuple[LayerRowSize, LayerRowSize | None]]:
         for group in range(self._geometry.index_groups):
             leader, *others = self._geometry.group_layers(group)
-            indexer = LayerRows(indexer_layer_name(leader), INDEX_ROW_BYTES)
-            yield LayerRows(kv_layer_name(leader), ROW_BYTES), indexer
+            indexer = LayerRowSize(indexer_layer_name(leader), INDEX_ROW_BYTES)
+            yield LayerRowSize(kv_layer_name(leader), ROW_BYTES), indexer
             for layer in others:
-                yield LayerRows(kv_layer_name(layer), ROW_BYTES), None
+                yield LayerRowSize(kv_layer_name(layer), ROW_BYTES), None
 
     def determine_available_memory(self) -> list[int]:
         """Bytes for the slab; ``num_gpu_blocks_override`` sets the size that counts."""
@@ -80,7 +80,7 @@ class ReferenceExecutor(InProcessExecutor):
             rows, pages, geometry.index_groups, int(hot_spec.blocks_per_request)
         )
         self._residency = ResidencyReader(2, geometry.index_groups)
-        self._hot = HotBuffers(
+        self._hot = ReferenceHotBuffers(
             self._store,
             self._tables,
             int(hot_spec.blocks_per_request) * self._block_tokens,
@@ -114,7 +114,7 @@ class ReferenceExecutor(InProcessExecutor):
         tokens = {one.request_id: sampled.get(one.request_id, []) for one in segments}
         return self._answer(tokens, connector_output)
 
-    def _admit(self, output: SchedulerOutput) -> list[Segment]:
+    def _admit(self, output: SchedulerOutput) -> list[ScheduledTokens]:
         """Bring the tables up to date; segments of this step, decodes first."""
         starts: dict[str, int] = {}
         for new in output.scheduled_new_reqs:
@@ -136,19 +136,21 @@ class ReferenceExecutor(InProcessExecutor):
         segments.sort(key=lambda segment: not segment.decodes)
         return segments
 
-    def _decoding(self, segments: Sequence[Segment]) -> set[str]:
+    def _decoding(self, segments: Sequence[ScheduledTokens]) -> set[str]:
         """Requests whose rows of this step are of tokens that were generated here."""
         known = {name: state.known for name, state in self._tables.requests.items()}
         return {one.request_id for one in segments if one.start >= known[one.request_id]}
 
-    def _segment(self, request_id: str, start: int, count: int, output: SchedulerOutput) -> Segment:
+    def _segment(
+        self, request_id: str, start: int, count: int, output: SchedulerOutput
+    ) -> ScheduledTokens:
         scheduled = output.scheduled_spec_decode_tokens.get(request_id, ())
         # vLLM pads with -1 for even batches: not drafts, and nothing here needs the padding.
         drafts = tuple(token for token in scheduled if token >= 0)
         row = self._tables.requests[request_id].row
-        return Segment(request_id, row, start, count - len(scheduled) + len(drafts), drafts)
+        return ScheduledTokens(request_id, row, start, count - len(scheduled) + len(drafts), drafts)
 
-    def _forward(self, segments: list[Segment]) -> dict[str, list[int]]:
+    def _forward(self, segments: list[ScheduledTokens]) -> dict[str, list[int]]:
         kv = StepKV(self._geometry, self._store, self._tables, self._hot, segments)
         states = [self._tables.requests[segment.request_id] for segment in segments]
         tokens = [
@@ -159,7 +161,7 @@ class ReferenceExecutor(InProcessExecutor):
         self._hot.rewritten(segments)
         hidden = self._model.forward(torch.tensor(tokens), kv.positions, kv)
         wanted: list[int] = []
-        emitting: list[tuple[Segment, RequestState]] = []
+        emitting: list[tuple[ScheduledTokens, RequestState]] = []
         end = 0
         for segment, state in zip(segments, states, strict=True):
             end += segment.count

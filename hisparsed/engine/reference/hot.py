@@ -39,7 +39,7 @@ from hisparsed.kernels.api import (
 )
 
 if TYPE_CHECKING:
-    from hisparsed.engine.reference.requests import Segment
+    from hisparsed.engine.reference.requests import ScheduledTokens
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class HotCurves:
 class DecodeBatch:
     """The decode rows of one step: each request's rows one after the other."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[ScheduledTokens, ...]
     request_ids: torch.Tensor
     """int32 ``[D]``; a request goes by its state row."""
 
@@ -151,7 +151,7 @@ class Located:
     """What is still to be fetched, wave by wave and layer by layer; empty if nothing is."""
 
 
-class HotBuffers:
+class ReferenceHotBuffers:
     """Residency of all running requests.
 
     ``max_rows``: largest hot buffer of one request. ``query_len``: most decode rows of one.
@@ -242,7 +242,7 @@ class HotBuffers:
     def _capacity(self, request: RequestState, group: int) -> int:
         return len(request.hot_blocks[group]) * self._store.block_size
 
-    def rewritten(self, segments: Iterable[Segment]) -> None:
+    def rewritten(self, segments: Iterable[ScheduledTokens]) -> None:
         """Forget hot copies of rows that this step writes again (a position seen before)."""
         rows: list[int] = []
         positions: list[int] = []
@@ -256,7 +256,7 @@ class HotBuffers:
             for state in self._states:
                 invalidate(state, torch.tensor(rows), torch.tensor(positions))
 
-    def batch(self, segments: Sequence[Segment]) -> DecodeBatch:
+    def batch(self, segments: Sequence[ScheduledTokens]) -> DecodeBatch:
         """The decode rows of ``segments``, the same for every index group of the step."""
         rows = [segment.row for segment in segments for _ in range(segment.count)]
         return DecodeBatch(tuple(segments), torch.tensor(rows, dtype=torch.int32))

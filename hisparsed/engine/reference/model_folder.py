@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hisparsed.atomic_file import write_whole
+from hisparsed.atomic_file import write_atomically
 
 ROW_BYTES = 128
 """Bytes of one sparse-MLA row: 128 int8 latents, one row a token and layer."""
@@ -127,7 +127,7 @@ def _put(path: Path, text: str) -> None:
     """Nothing where ``text`` is there already: an engine must start again on a full disk."""
     data = text.encode()
     if not path.is_file() or path.read_bytes() != data:
-        write_whole(path, data, mode=_FILE_MODE)
+        write_atomically(path, data, mode=_FILE_MODE)
 
 
 def write_model_folder(folder: Path, model_config: Mapping[str, object]) -> Path:

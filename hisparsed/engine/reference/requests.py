@@ -113,7 +113,7 @@ class RequestTables:
 
 
 @dataclass(frozen=True)
-class Segment:
+class ScheduledTokens:
     """Tokens ``[start, start + count)`` of one request in this step, drafts last."""
 
     request_id: str

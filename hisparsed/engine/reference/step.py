@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from hisparsed.engine.reference.hot import HotBuffers, Located
+from hisparsed.engine.reference.hot import Located, ReferenceHotBuffers
 from hisparsed.engine.reference.model import index_scores
 from hisparsed.engine.reference.model_folder import INDEX_DIM, ROW_BYTES, ReferenceGeometry
-from hisparsed.engine.reference.requests import RequestTables, Segment
+from hisparsed.engine.reference.requests import RequestTables, ScheduledTokens
 from hisparsed.engine.reference.store import KVStore
 
 _POSITION_BITS = 20
@@ -50,8 +50,8 @@ class StepKV:
         geometry: ReferenceGeometry,
         store: KVStore,
         tables: RequestTables,
-        hot: HotBuffers,
-        segments: Sequence[Segment],
+        hot: ReferenceHotBuffers,
+        segments: Sequence[ScheduledTokens],
     ) -> None:
         """``segments``: those that decode come first."""
         self.geometry = geometry
@@ -130,7 +130,9 @@ class StepKV:
             self._decode_index = self.tables.indexer[self._decode_rows, :pages].long()
         return self._decode_index
 
-    def _index_context(self, group: int, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
+    def _index_context(
+        self, group: int, segment: ScheduledTokens
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         pages = -(-segment.end // self.store.block_size)
         blocks = self.tables.indexer[segment.row, :pages].long()
         packed = self.store.index_rows[group][blocks].flatten(0, 1)[: segment.end]
@@ -149,7 +151,7 @@ class StepKV:
             return parts[0]
         return torch.cat([rows for rows, _ in parts]), torch.cat([valid for _, valid in parts])
 
-    def _stage(self, layer: int, segment: Segment) -> torch.Tensor:
+    def _stage(self, layer: int, segment: ScheduledTokens) -> torch.Tensor:
         """All context rows of a prefill segment, int8 ``[end, ROW_BYTES]``."""
         group = layer // self.geometry.layers_per_group
         block_size = self.store.block_size

@@ -97,7 +97,7 @@ class LinkDirection:
         return end_s + self._gave_way_s
 
 
-class Link:
+class GpuLink:
     """One GPU's link, of the GPU that writes what all share: no other carries more."""
 
     def __init__(self, clock: VirtualClock, cost: CostModel) -> None:
@@ -173,7 +173,7 @@ class OffloadingSide:
         self,
         vllm_config: Any,
         kv_cache_config: Any,
-        link: Link,
+        link: GpuLink,
         chunk_bytes: int,
     ) -> None:
         spec = OffloadingSpecFactory.create_spec(
@@ -212,7 +212,9 @@ class Connectors(Protocol):
 class StandardConnectors:
     """Offloading alone: every chunk is a whole block of KV."""
 
-    def __init__(self, vllm_config: Any, kv_cache_config: Any, link: Link, layout: Layout) -> None:
+    def __init__(
+        self, vllm_config: Any, kv_cache_config: Any, link: GpuLink, layout: Layout
+    ) -> None:
         self._offload = OffloadingSide(
             vllm_config, kv_cache_config, link, layout.baseline_block_bytes
         )
@@ -234,7 +236,9 @@ class HiSparseConnectors:
     The pool on the host is one for all GPUs: the first writes every page whole, each reads it.
     """
 
-    def __init__(self, vllm_config: Any, kv_cache_config: Any, link: Link, layout: Layout) -> None:
+    def __init__(
+        self, vllm_config: Any, kv_cache_config: Any, link: GpuLink, layout: Layout
+    ) -> None:
         self._to_gpu = CopyQueue(link.to_gpu)
         self._to_host = CopyQueue(link.to_host)
         self._page_bytes = float(layout.host_block_bytes)

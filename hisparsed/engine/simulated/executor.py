@@ -16,15 +16,15 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from hisparsed.config.node_description import NodeDescription
-from hisparsed.engine.in_process_executor import InProcessExecutor, LayerRows
+from hisparsed.engine.in_process_executor import InProcessExecutor, LayerRowSize
 from hisparsed.engine.simulated.connectors import (
     Connectors,
+    GpuLink,
     HiSparseConnectors,
-    Link,
     StandardConnectors,
 )
 from hisparsed.engine.simulated.cost import CostModel, RowModel, VirtualClock
-from hisparsed.engine.simulated.work import Residency, Segment, StepWorker, Tally
+from hisparsed.engine.simulated.work import RequestResidency, StepPart, StepWorker, WorkTotals
 from hisparsed.engine.worker_report import HotRows, WorkerReport
 from hisparsed.plan.layout import real_layout
 
@@ -47,17 +47,17 @@ class SimulatedExecutor(InProcessExecutor):
         self._chance: dict[str, Random] = {}
         self._drafting: list[str] = []
         self.clock = VirtualClock()
-        self._link = Link(self.clock, self._cost)
-        self.tally = Tally()
+        self._link = GpuLink(self.clock, self._cost)
+        self.tally = WorkTotals()
 
     # --- start-up ---------------------------------------------------------------------
 
-    def _layers(self) -> Iterator[tuple[LayerRows, LayerRows | None]]:
+    def _layers(self) -> Iterator[tuple[LayerRowSize, LayerRowSize | None]]:
         model = self._node.model
         leaders = set(model.index_leaders())
         for layer in range(model.layers):
-            indexer = LayerRows(f"layers.{layer}.indexer", model.index_row_bytes)
-            rows = LayerRows(f"layers.{layer}.mla", model.row_bytes)
+            indexer = LayerRowSize(f"layers.{layer}.indexer", model.index_row_bytes)
+            rows = LayerRowSize(f"layers.{layer}.mla", model.row_bytes)
             yield rows, indexer if layer in leaders else None
 
     def determine_available_memory(self) -> list[int]:
@@ -69,7 +69,7 @@ class SimulatedExecutor(InProcessExecutor):
             self.vllm_config, kv_cache_configs[0], self._link, self._layout
         )
 
-    def bind(self, residency: Residency) -> None:
+    def bind(self, residency: RequestResidency) -> None:
         """Where to ask for resident pages and hot leases: vLLM's own managers know."""
         rows = self._node.rows
         self._work = StepWorker(
@@ -116,7 +116,7 @@ class SimulatedExecutor(InProcessExecutor):
             self._drafting = [request_id for request_id, tokens in sampled.items() if tokens]
         return self._answer(sampled, connector_output)
 
-    def _segments(self, output: SchedulerOutput) -> list[Segment]:
+    def _segments(self, output: SchedulerOutput) -> list[StepPart]:
         starts: dict[str, int] = {}
         for new in output.scheduled_new_reqs:
             tokens = new.prefill_token_ids or new.prompt_token_ids
@@ -126,7 +126,7 @@ class SimulatedExecutor(InProcessExecutor):
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         drafts = output.scheduled_spec_decode_tokens
         return [
-            Segment(
+            StepPart(
                 request_id,
                 starts[request_id],
                 count,
@@ -136,7 +136,7 @@ class SimulatedExecutor(InProcessExecutor):
             for request_id, count in output.num_scheduled_tokens.items()
         ]
 
-    def _sample(self, segment: Segment) -> list[int]:
+    def _sample(self, segment: StepPart) -> list[int]:
         """The tokens of one request's step: accepted drafts and one more; none mid-prefill."""
         if not segment.emits:
             return []

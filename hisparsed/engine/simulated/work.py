@@ -1,6 +1,6 @@
 """From a scheduled step to its work: contexts, selected rows, missed rows, and their sums.
 
-``StepWorker`` adds up one step for the cost model. ``Tally`` sums all steps: rows, bytes and
+``StepWorker`` adds up one step for the cost model. ``WorkTotals`` sums all steps: rows, bytes and
 busy seconds.
 """
 
@@ -15,7 +15,7 @@ from hisparsed.engine.worker_report import RowCurve
 
 
 @dataclass
-class Tally:
+class WorkTotals:
     """Rows are distinct rows of a request's step in one index group; bytes are of one link."""
 
     steps: int = 0
@@ -76,7 +76,7 @@ CURVE_POINTS = 19
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class StepPart:
     """Tokens of one request in one step: ``count`` from position ``start``."""
 
     request_id: str
@@ -100,7 +100,7 @@ class Segment:
         return self.count == 1 + self.drafts
 
 
-class Residency(Protocol):
+class RequestResidency(Protocol):
     """What the node's managers know of a running request."""
 
     def resident_share(self, request_id: str) -> float:
@@ -113,7 +113,7 @@ class Residency(Protocol):
 
 
 class ManagersResidency:
-    """``Residency`` from vLLM's managers, one of each kind: all index groups move alike."""
+    """``RequestResidency`` from vLLM's managers, one of each kind: all index groups move alike."""
 
     def __init__(self, resident: Any, hot: Any, block_tokens: int) -> None:
         self._resident = resident
@@ -131,7 +131,7 @@ class ManagersResidency:
 
 
 class AllResident:
-    """``Residency`` without HiSparse: all KV of a running request is on the GPU."""
+    """``RequestResidency`` without HiSparse: all KV of a running request is on the GPU."""
 
     def resident_share(self, request_id: str) -> float:
         return 1.0
@@ -147,7 +147,7 @@ class StepWorker:
     def __init__(
         self,
         rows: RowModel,
-        residency: Residency,
+        residency: RequestResidency,
         block_tokens: int,
         topk: int,
         chunk_tokens: int,
@@ -166,7 +166,7 @@ class StepWorker:
         self._from_host: dict[str, float] = {}
         """Rows from the host that each decoding request's latest step selected."""
 
-    def of(self, segments: Sequence[Segment], tally: Tally) -> StepWork:
+    def of(self, segments: Sequence[StepPart], tally: WorkTotals) -> StepWork:
         tokens = 0
         context_tokens = selected_rows = decode_context = decode_rows = loaded = staged = 0.0
         for segment in segments:
@@ -200,7 +200,7 @@ class StepWorker:
             staged,
         )
 
-    def _stage(self, segment: Segment) -> float:
+    def _stage(self, segment: StepPart) -> float:
         """Rows from the host that a chunk of a prompt needs: all of its context that is not on
         the GPU, whatever its tokens select.
 

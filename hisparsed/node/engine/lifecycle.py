@@ -15,13 +15,13 @@ from hisparsed.config.node import NodeConfig
 from hisparsed.config.sections import SupervisionConfig
 from hisparsed.control.status.document import (
     EngineEnd,
-    EngineLifeStatus,
     EngineState,
+    EngineStatus,
     Lifecycle,
     QuarantinedValues,
 )
 from hisparsed.node.engine import supervision
-from hisparsed.node.engine.records import EngineRecord, PutAside
+from hisparsed.node.engine.records import EngineRecord, Quarantined
 from hisparsed.node.engine.supervision import Supervision, Values
 from hisparsed.node.engine.values import EngineValues
 from hisparsed.node.openai.admission import STOPPING
@@ -61,15 +61,15 @@ class EngineLifecycle:
         cls, config: NodeConfig, values: EngineValues, record: EngineRecord
     ) -> EngineLifecycle:
         """Before the first engine, with the last good values where ``values`` start none."""
-        good = record.good(config) if record.is_put_aside(values) else None
+        good = record.good(config) if record.is_quarantined(values) else None
         chosen = Values.WANTED if good is None else Values.GOOD
         state, _ = supervision.begin(chosen, time.monotonic())
         return cls(config.supervision, record, state, wanted=values, good=good or values)
 
     @property
-    def put_aside(self) -> PutAside | None:
+    def quarantined(self) -> Quarantined | None:
         """Set while the wanted values are known to start no engine."""
-        return self.record.put_aside if self.record.is_put_aside(self.wanted) else None
+        return self.record.quarantined if self.record.is_quarantined(self.wanted) else None
 
     @property
     def lifecycle(self) -> Lifecycle:
@@ -110,21 +110,21 @@ class EngineLifecycle:
         retry_s = min(_LONGEST_RETRY_S, math.ceil(left_s))
         return Refusal(503, "engine_unavailable", words, retry_s)
 
-    def status(self) -> EngineLifeStatus:
+    def status(self) -> EngineStatus:
         """Of this moment."""
-        state, aside = self.state, self.put_aside
+        state, failed = self.state, self.quarantined
         now_s, now_unix_s = time.monotonic(), time.time()
         quarantined = None
-        if aside is not None:
+        if failed is not None:
             quarantined = QuarantinedValues(
-                at_unix_s=aside.at_unix_s,
-                error=aside.error,
+                at_unix_s=failed.at_unix_s,
+                error=failed.error,
                 changes=list(self.wanted.changes_from(self.good)),
             )
         next_try_unix_s = None
         if state.next_try_s is not None:
             next_try_unix_s = now_unix_s + state.next_try_s - now_s
-        return EngineLifeStatus(
+        return EngineStatus(
             state=state.phase,
             since_unix_s=now_unix_s + state.since_s - now_s,
             sentence=self._sentence(now_s),

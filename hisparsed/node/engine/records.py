@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hisparsed.canary.watch import recent_sentences
 from hisparsed.config.node import NodeConfig
@@ -31,7 +31,7 @@ log = logging.getLogger("hisparsed.daemon")
 ENGINE_FILE = "engine.json"
 
 
-class PutAside(BaseModel):
+class Quarantined(BaseModel):
     """Values that did not start, by their digest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,11 +42,15 @@ class PutAside(BaseModel):
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """The file; its key for quarantined values is that of version 0.1.0."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_by_name=True, serialize_by_alias=True
+    )
 
     version: Literal[1] = 1
     good: dict[str, Any] | None = None
-    put_aside: PutAside | None = None
+    quarantined: Quarantined | None = Field(default=None, alias="put_aside")
 
 
 class EngineRecord:
@@ -67,24 +71,24 @@ class EngineRecord:
             return None
 
     @property
-    def put_aside(self) -> PutAside | None:
-        return self._document.put_aside
+    def quarantined(self) -> Quarantined | None:
+        return self._document.quarantined
 
-    def is_put_aside(self, values: EngineValues) -> bool:
-        aside = self._document.put_aside
-        return aside is not None and aside.digest == values.digest()
+    def is_quarantined(self, values: EngineValues) -> bool:
+        quarantined = self._document.quarantined
+        return quarantined is not None and quarantined.digest == values.digest()
 
     def keep_good(self, values: EngineValues) -> None:
-        """An engine serves with these; what was put aside for them no longer is."""
-        aside = self._document.put_aside
-        if aside is not None and aside.digest == values.digest():
-            aside = None
-        self._save(_Document(good=values.document(), put_aside=aside))
+        """An engine serves with these; they leave the quarantine."""
+        quarantined = self._document.quarantined
+        if quarantined is not None and quarantined.digest == values.digest():
+            quarantined = None
+        self._save(_Document(good=values.document(), quarantined=quarantined))
 
-    def put(self, values: EngineValues, error: str, at_unix_s: float) -> None:
-        """Put ``values`` aside in the place of what was."""
-        aside = PutAside(digest=values.digest(), at_unix_s=at_unix_s, error=error)
-        self._save(self._document.model_copy(update={"put_aside": aside}))
+    def quarantine(self, values: EngineValues, error: str, at_unix_s: float) -> None:
+        """Quarantine ``values`` in the place of what was."""
+        quarantined = Quarantined(digest=values.digest(), at_unix_s=at_unix_s, error=error)
+        self._save(self._document.model_copy(update={"quarantined": quarantined}))
 
     def _load(self) -> _Document:
         try:

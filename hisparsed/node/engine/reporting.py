@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hisparsed.config.sections import SupervisionConfig
-from hisparsed.control.events import DAEMON, Announcer
+from hisparsed.control.events import DAEMON, EventRecorder
 from hisparsed.control.status.document import EngineEnd, EngineState
 from hisparsed.node.engine.supervision import Died, Supervision
 from hisparsed.node.service import ServiceManager
@@ -49,7 +49,7 @@ def keys_text(changes: Sequence[PendingRestart]) -> str:
 class EngineReporter:
     """``url`` is where clients ask."""
 
-    announcer: Announcer
+    recorder: EventRecorder
     manager: ServiceManager
     limits: SupervisionConfig
     url: str
@@ -99,7 +99,7 @@ class EngineReporter:
         self._event(
             EventKind.ENGINE_QUARANTINED,
             f"The engine does not start with {changes_text(changes) or 'these values'}: {why}. "
-            "They are put aside, and the last good values are started again.",
+            "They are quarantined, and the last good values are started again.",
             actor=actor,
         )
 
@@ -128,7 +128,7 @@ class EngineReporter:
         )
 
     def _event(self, kind: EventKind, sentence: str, *, actor: str = DAEMON) -> None:
-        self.announcer.event(kind, sentence, actor=actor)
+        self.recorder.event(kind, sentence, actor=actor)
 
 
 def _rounded(seconds: float) -> str:

@@ -29,7 +29,7 @@ from hisparsed.node.engine.processes import EngineProcesses, children_now, proce
 from hisparsed.node.engine.records import RestartFile
 from hisparsed.node.engine.supervision import Died
 from hisparsed.node.engine.values import EngineValues, engine_stop_s
-from hisparsed.node.engine.watchdog import ReportAge, StallWatch
+from hisparsed.node.engine.watchdog import ReportAge, StallWatchdog
 from hisparsed.node.openai.session_limit import Queue
 from hisparsed.policy.units import format_duration
 
@@ -271,8 +271,8 @@ async def _begin(node: Node, values: EngineValues, engine: _Engine) -> EngineSes
         )
         canary = CanaryWatch(
             CanaryAsker(handle),
-            plane.overrides,
-            plane.announcer,
+            plane.holds,
+            plane.recorder,
             plane.journal,
             node.config.state_dir,
             clock=plane.clock,
@@ -284,8 +284,8 @@ async def _begin(node: Node, values: EngineValues, engine: _Engine) -> EngineSes
             if not stalled.done():
                 stalled.set_result(why)
 
-        stalls = StallWatch(
-            plane.announcer,
+        stalls = StallWatchdog(
+            plane.recorder,
             RestartFile(node.config.state_dir),
             wall_clock=plane.wall_clock,
             restart=restart,

@@ -34,7 +34,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class EngineReady:
     """The engine that was started serves."""
 
 
@@ -65,7 +65,7 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class RetryDue:
     """The time of the next try has come."""
 
 
@@ -84,22 +84,22 @@ class StopAsked:
     drain_s: float
 
 
-Event = Ready | StartFailed | Died | Cleared | Drained | Due | RestartAsked | StopAsked
+Event = EngineReady | StartFailed | Died | Cleared | Drained | RetryDue | RestartAsked | StopAsked
 
 
 # --- actions --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """Start an engine; ends in ``Ready`` or ``StartFailed``."""
+class LaunchEngine:
+    """Start an engine; ends in ``EngineReady`` or ``StartFailed``."""
 
     values: Values
 
 
 @dataclass(frozen=True, slots=True)
 class AbortStart:
-    """End the start that goes on; ends in ``StartFailed``, or ``Ready`` where it was too late."""
+    """End the start that goes on; ends in ``StartFailed``, or too late in ``EngineReady``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class End:
     outcome: Outcome
 
 
-Action = Launch | AbortStart | Drain | CutDrain | TakeDown | Quarantine | End
+Action = LaunchEngine | AbortStart | Drain | CutDrain | TakeDown | Quarantine | End
 
 
 # --- the machine ----------------------------------------------------------------------
@@ -173,7 +173,7 @@ Step = tuple[Supervision, tuple[Action, ...]]
 
 
 def begin(values: Values, now_s: float) -> Step:
-    return Supervision(EngineState.STARTING, now_s, values), (Launch(values),)
+    return Supervision(EngineState.STARTING, now_s, values), (LaunchEngine(values),)
 
 
 def wait_s(ends: int, limits: SupervisionConfig) -> float:
@@ -185,9 +185,9 @@ def wait_s(ends: int, limits: SupervisionConfig) -> float:
 def step(state: Supervision, event: Event, now_s: float, limits: SupervisionConfig) -> Step:
     """What comes of ``event``. An event that has no meaning in a phase changes nothing."""
     match event, state.phase:
-        case Ready(), EngineState.STARTING:
+        case EngineReady(), EngineState.STARTING:
             return _serving(state, now_s)
-        case Ready(), EngineState.STOPPED:
+        case EngineReady(), EngineState.STOPPED:
             return state, (TakeDown(),)
         case StartFailed(), EngineState.STARTING:
             return _start_failed(state, event, now_s, limits)
@@ -202,7 +202,7 @@ def step(state: Supervision, event: Event, now_s: float, limits: SupervisionConf
         case Drained(), EngineState.DRAINING:
             phase = EngineState.STOPPED if state.stopping else EngineState.RESTARTING
             return _to(state, phase, now_s), (TakeDown(),)
-        case Due(), EngineState.RESTARTING if state.next_try_s is not None:
+        case RetryDue(), EngineState.RESTARTING if state.next_try_s is not None:
             return _launch(state, now_s)
         case Cleared(), _:
             return _cleared(state, now_s, limits)
@@ -221,7 +221,7 @@ def _to(state: Supervision, phase: EngineState, now_s: float) -> Supervision:
 
 
 def _launch(state: Supervision, now_s: float) -> Step:
-    return _to(state, EngineState.STARTING, now_s), (Launch(state.values),)
+    return _to(state, EngineState.STARTING, now_s), (LaunchEngine(state.values),)
 
 
 def _serving(state: Supervision, now_s: float) -> Step:
@@ -246,7 +246,7 @@ def _start_failed(
             state = replace(state, values=Values.GOOD, tries=0, planned=False)
             return _to(state, EngineState.STARTING, now_s), (
                 Quarantine(event.why),
-                Launch(Values.GOOD),
+                LaunchEngine(Values.GOOD),
             )
         return _wait(state, now_s, wait_s(state.tries, limits)), ()
     state = _counted(state, now_s, limits)

@@ -66,7 +66,7 @@ class Supervisor:
         self._actor = DAEMON
         first = node.lifecycle.wanted
         self._reporter = EngineReporter(
-            node.plane.announcer,
+            node.plane.recorder,
             node.manager,
             node.config.supervision,
             node.plane.status.node.api_url,
@@ -93,11 +93,11 @@ class Supervisor:
 
     def _first_launch(self) -> None:
         lifecycle = self._lifecycle
-        aside, values = lifecycle.put_aside, lifecycle.state.values
-        if values is Values.GOOD and aside is not None:
+        quarantined, values = lifecycle.quarantined, lifecycle.state.values
+        if values is Values.GOOD and quarantined is not None:
             changes = lifecycle.wanted.changes_from(lifecycle.good)
-            self._reporter.starts_with_good(changes, aside.error)
-        self._do(supervision.Launch(values))
+            self._reporter.starts_with_good(changes, quarantined.error)
+        self._do(supervision.LaunchEngine(values))
 
     @property
     def ever_served(self) -> bool:
@@ -110,7 +110,7 @@ class Supervisor:
         try:
             return await asyncio.wait_for(self._events.get(), max(0.0, due_s - time.monotonic()))
         except TimeoutError:
-            return supervision.Due()
+            return supervision.RetryDue()
 
     def _take(self, event: supervision.Event) -> None:
         lifecycle, before = self._lifecycle, self._lifecycle.state
@@ -119,7 +119,7 @@ class Supervisor:
         self._tell(event)
         if now.phase is not before.phase or now.stopping is not before.stopping:
             self._entered(now)
-        if now.phase is EngineState.SERVING and isinstance(event, supervision.Ready):
+        if now.phase is EngineState.SERVING and isinstance(event, supervision.EngineReady):
             self._serve()
         self._do_all(actions)
 
@@ -223,7 +223,7 @@ class Supervisor:
 
     def _do(self, action: supervision.Action) -> None:
         match action:
-            case supervision.Launch(values):
+            case supervision.LaunchEngine(values):
                 lifecycle = self._lifecycle
                 chosen = lifecycle.wanted if values is Values.WANTED else lifecycle.good
                 self._starting = self._spawn(self._start, chosen)
@@ -272,7 +272,7 @@ class Supervisor:
         lifecycle.last_start_s = time.monotonic() - began_s
         self._changes = values.changes_from(lifecycle.good)
         lifecycle.good = values
-        return supervision.Ready()
+        return supervision.EngineReady()
 
     def _serve(self) -> None:
         lifecycle = self._lifecycle
@@ -346,7 +346,7 @@ class Supervisor:
             return None
 
     def _quarantine(self, why: str) -> None:
-        self._lifecycle.record.put(self._lifecycle.wanted, why, time.time())
+        self._lifecycle.record.quarantine(self._lifecycle.wanted, why, time.time())
         changes = self._lifecycle.wanted.changes_from(self._lifecycle.good)
         self._reporter.quarantined(why, changes, self._actor)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from hisparsed.control.events import Announcer
+from hisparsed.control.events import EventRecorder
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.node.engine.records import RestartFile
 from hisparsed.policy.events import EventKind
@@ -41,18 +41,18 @@ class ReportAge:
 _WITHIN_S = 3600.0
 
 
-class StallWatch:
+class StallWatchdog:
     """Call ``watch`` after each tick; ``restart`` gets what stalls, where that is wanted."""
 
     def __init__(
         self,
-        announcer: Announcer,
+        recorder: EventRecorder,
         restarts: RestartFile,
         *,
         wall_clock: Callable[[], float],
         restart: Callable[[str], None],
     ) -> None:
-        self._announcer = announcer
+        self._recorder = recorder
         self._restarts = restarts
         self._wall_clock = wall_clock
         self._restart = restart
@@ -67,7 +67,7 @@ class StallWatch:
         if outcome.stalled is None:
             if self._told:
                 self._told = False
-                self._announcer.event(EventKind.STALL_ENDED, "Calls make progress again.")
+                self._recorder.event(EventKind.STALL_ENDED, "Calls make progress again.")
             return
         if self._told:
             return
@@ -76,7 +76,7 @@ class StallWatch:
         restart, what = False, "The node answers not ready until they move."
         if health.on_stall == "restart":
             restart, what = self._may_restart(health.most_restarts)
-        self._announcer.event(
+        self._recorder.event(
             EventKind.STALLED, f"{outcome.stalled[0].upper()}{outcome.stalled[1:]}. {what}"
         )
         if restart:

@@ -18,8 +18,8 @@ from hisparsed.node.openai.errors import Message, Refusal, Send, answer, form_of
 from hisparsed.node.openai.request_body import (
     MAX_ANSWERS,
     answers_asked,
-    half_character,
     least_tokens,
+    lone_surrogate,
     prompt_marks,
 )
 from hisparsed.node.openai.session_limit import Entry, SessionLimit, SessionLimiter
@@ -91,7 +91,7 @@ class Admission:
         """Calls that are held back end with the refusal; those that are open go on."""
         self.sessions.close()
 
-    def put_limits(self, limits: signals.Admission) -> None:
+    def put_limits(self, limits: signals.AdmissionRules) -> None:
         """Put in force what the policy says."""
         self.sessions.limit = SessionLimit(
             max_waiting=limits.max_waiting_sessions,
@@ -162,7 +162,7 @@ class Admission:
         """
         parts: list[bytes] = []
         size = 0
-        if _announced_bytes(scope) > MAX_BODY_BYTES:
+        if _declared_bytes(scope) > MAX_BODY_BYTES:
             await self._refuse_size(send, scope["path"])
             return None
         while True:
@@ -192,7 +192,7 @@ class Admission:
 
     def _fault(self, body: bytes) -> str | None:
         """Why a call is refused for what it says, in words."""
-        fault = self._too_long(body) or half_character(body)
+        fault = self._too_long(body) or lone_surrogate(body)
         if fault is not None:
             return fault
         answers = answers_asked(body)
@@ -245,7 +245,7 @@ class Admission:
         await refuse(send, refusal, form_of(path))
 
 
-def _announced_bytes(scope: Scope) -> int:
+def _declared_bytes(scope: Scope) -> int:
     """What the headers say of the body; 0 where they do not, as in chunks."""
     length = dict(scope["headers"]).get(b"content-length", b"")
     return int(length) if length.isdigit() else 0

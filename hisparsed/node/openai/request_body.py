@@ -54,7 +54,7 @@ def _number(n: Any) -> int:
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def half_character(body: bytes) -> str | None:
+def lone_surrogate(body: bytes) -> str | None:
     """Where ``body`` has one, in words; ``None`` where it has none."""
     if _SURROGATE.search(body) is None:
         return None

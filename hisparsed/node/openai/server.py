@@ -96,9 +96,9 @@ _OTHER_FILES = 1_024
 """Left for the journal, the engine's sockets, libraries and everything else that opens files."""
 
 
-def guarded(gate: App, *, api_keys: Sequence[str]) -> App:
-    """What a client meets, from outside: the key, the list of paths, the gate."""
-    inside = KeyGuard(ServedPaths(gate), api_keys=api_keys)
+def openai_app(app: App, *, api_keys: Sequence[str]) -> App:
+    """``app`` behind the check of the API key and the list of served paths."""
+    inside = KeyGuard(ServedPaths(app), api_keys=api_keys)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         begin_call()  # each request is a task of its own
@@ -137,7 +137,7 @@ def connections_of(limits: ApiLimits) -> Connections:
     )
 
 
-def edge_server(app: Any, connections: Connections) -> QuietServer:
+def http_server(app: Any, connections: Connections) -> QuietServer:
     """A server of ``app`` that keeps to the limits of ``connections``, one listener's."""
     return QuietServer(app, bounded(connections, _error_body), graceful_s=_GRACEFUL_S)
 
@@ -176,7 +176,7 @@ class AdmissionCollector(Collector):
         )
         yield CounterMetricFamily(
             "hisparsed_requests_held",
-            "Requests of new sessions that the gate ever held back.",
+            "Requests of new sessions that were ever held back.",
             self._admission.sessions.held_total,
         )
 

@@ -149,7 +149,7 @@ async def test_changes_for_an_older_policy_conflict(node: Any, http: httpx.Async
     ):
         body = {"actor": "ann", "expected_generation": 1, **more}
         assert refusal(await http.post(path, json=body)) == (409, "stale_generation")
-    assert node.overrides.frozen == frozenset()
+    assert node.holds.frozen == frozenset()
 
 
 async def test_a_less_cautious_mode_is_refused(node: Any, http: httpx.AsyncClient) -> None:
@@ -177,7 +177,7 @@ async def test_bad_bodies_name_the_key(
     response = await http.post("/v1/freeze", content=body)
     assert refusal(response) == (400, "bad_body")
     assert named in response.json()["error"]["message"]
-    assert node.overrides.frozen == frozenset()
+    assert node.holds.frozen == frozenset()
 
 
 async def test_unknown_paths_and_methods_are_json_too(http: httpx.AsyncClient) -> None:

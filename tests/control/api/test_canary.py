@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hisparsed.canary.api import CanaryApi
-from hisparsed.canary.round import Answer, Question
+from hisparsed.canary.round import CanaryAnswer, CanaryQuestion
 from hisparsed.canary.watch import CanaryWatch
 from hisparsed.cli.app import app
 from hisparsed.control.api.socket import ControlServer
-from hisparsed.control.events import Announcer
+from hisparsed.control.events import EventRecorder
 from hisparsed.control.text.status import status_page
 from hisparsed.engine.messages import CanaryReport
 
@@ -33,9 +33,9 @@ class Parrot:
     def tokens_of(self, text: str) -> list[int]:
         return list(text.encode())
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: CanaryQuestion) -> CanaryAnswer:
         seen = CanaryReport(full=3, mixed=0, none=0, scheduled_tokens=10, step_s=0.25)
-        return Answer((self.word,) * question.tokens, 0, seen)
+        return CanaryAnswer((self.word,) * question.tokens, 0, seen)
 
 
 class Served:
@@ -53,8 +53,8 @@ class Served:
         node = self.node
         self.watch = watch = CanaryWatch(
             self.parrot,
-            node.overrides,
-            Announcer(node.journal, node.broadcast, wall_clock=node.clock.wall),
+            node.holds,
+            EventRecorder(node.journal, node.broadcast, wall_clock=node.clock.wall),
             node.journal,
             node.folder,
             clock=node.clock.monotonic,

@@ -15,8 +15,8 @@ from hisparsed.control.api.engine import EngineApi, EngineBusyError, RestartPlan
 from hisparsed.control.api.errors import ERROR_HANDLERS
 from hisparsed.control.status.document import (
     EngineEnd,
-    EngineLifeStatus,
     EngineState,
+    EngineStatus,
     QuarantinedValues,
 )
 from hisparsed.control.text.status import engine_lines
@@ -116,9 +116,9 @@ async def test_what_makes_no_sense_is_refused_and_nothing_begins(
     assert engine.asked == []
 
 
-def life(**more: Any) -> EngineLifeStatus:
+def life(**more: Any) -> EngineStatus:
     values = {"state": EngineState.SERVING, "since_unix_s": 0.0, "sentence": "the engine serves"}
-    return EngineLifeStatus.model_validate({**values, **more})
+    return EngineStatus.model_validate({**values, **more})
 
 
 def test_an_engine_that_always_served_takes_one_line() -> None:
@@ -134,7 +134,7 @@ def test_an_engine_that_is_away_is_marked_with_how_it_ended() -> None:
     assert second == "  LAST END dead (EngineCore died); evidence: end.json"
 
 
-def test_values_put_aside_are_named_with_what_runs() -> None:
+def test_values_quarantined_are_named_with_what_runs() -> None:
     aside = QuarantinedValues(at_unix_s=1.0, error="too small", changes=[CHANGE])
     (_, line) = engine_lines(life(quarantined=aside))
-    assert line == "  PUT ASIDE host_budget 32MiB (runs 24MiB): too small"
+    assert line == "  QUARANTINED host_budget 32MiB (runs 24MiB): too small"

@@ -52,7 +52,7 @@ async def test_a_node_on_its_socket(node: Any) -> None:
     decisions = await ask(path, lambda client: client.decisions(limit=8))
     assert [one.tick for one in decisions] == [2] * 4 + [1] * 4
     await ask(path, lambda client: client.post("/v1/freeze", {"actor": "ann"}))
-    assert len(node.overrides.frozen) == 4
+    assert len(node.holds.frozen) == 4
     with pytest.raises(UserError, match="levers"):
         await ask(path, lambda c: c.post("/v1/freeze", {"actor": "ann", "levers": ["brakes"]}))
     await node.close()
@@ -219,5 +219,5 @@ async def test_somebody_outside_the_group_may_look_but_not_change(
     await ask_as_a_client(path, lambda client: client.status())
     with pytest.raises(UserError, match="may look but not change anything; join the group"):
         await ask_as_a_client(path, lambda client: client.post("/v1/freeze", {"actor": "root"}))
-    assert not node.overrides.frozen
+    assert not node.holds.frozen
     await node.close()

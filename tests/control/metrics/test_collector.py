@@ -14,8 +14,8 @@ from hisparsed.control.status.document import (
     BackgroundStatus,
     CanaryState,
     CanaryStatus,
-    EngineLifeStatus,
     EngineState,
+    EngineStatus,
     Lifecycle,
 )
 from hisparsed.engine.gpus import GpuCard, GpusStatus
@@ -139,7 +139,7 @@ async def test_every_metric_has_samples_and_stands_in_the_document(node: Any) ->
     node.gpus = GpusStatus(age_s=0.5, cards=[A_GPU])
     sampled = SampledRows(hits_total=3, misses_total=1, h2d_bytes_total=656, age_s=40.0)
     node.engine.counters = replace(node.engine.counters, sampled_rows=sampled)
-    node.engine_life = EngineLifeStatus(
+    node.engine_status = EngineStatus(
         state=EngineState.SERVING, since_unix_s=1_700_000_000.0, sentence="", last_start_s=12.0
     )
     await node.ticks(2)

@@ -244,7 +244,7 @@ class HotWorker:
                 table[: len(held.resident[group])] = torch.tensor(held.resident[group])
         fresh = [name for name in names if name not in self.known]
         self.known = set(names)
-        news = self.sent.news(
+        updates = self.sent.updates(
             names,
             fresh=fresh,
             ended=ended,
@@ -252,7 +252,7 @@ class HotWorker:
         )
         for handle in self.handles.values():
             handle.runtime.begin_forward()
-        self.node.before_forward(news, names, self.states[: len(names)].long())
+        self.node.before_forward(updates, names, self.states[: len(names)].long())
         return names
 
     def decode(self, names: list[str], *, padding: int = 0) -> list[list[int]]:

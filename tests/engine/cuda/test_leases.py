@@ -21,20 +21,20 @@ pytestmark = pytest.mark.engine
 def test_news_names_new_requests_and_changed_sizes_only() -> None:
     sent = SentLeases()
     held = {"a": (2, 2), "b": (0, 0)}
-    first = sent.news(["a", "b"], fresh=["a", "b"], ended=(), held=held.__getitem__)
+    first = sent.updates(["a", "b"], fresh=["a", "b"], ended=(), held=held.__getitem__)
     assert [(one.request_id, one.fresh) for one in first.leases] == [("a", True), ("b", True)]
-    assert sent.news(["a", "b"], fresh=(), ended=(), held=held.__getitem__).leases == ()
+    assert sent.updates(["a", "b"], fresh=(), ended=(), held=held.__getitem__).leases == ()
     held["b"] = (3, 3)
-    (grown,) = sent.news(["a", "b"], fresh=(), ended=(), held=held.__getitem__).leases
+    (grown,) = sent.updates(["a", "b"], fresh=(), ended=(), held=held.__getitem__).leases
     assert (grown.request_id, grown.fresh, grown.blocks) == ("b", False, (3, 3))
 
 
 def test_a_preempted_request_comes_back_as_a_new_one() -> None:
     sent, known = SentLeases(), KnownLeases()
-    known.take(sent.news(["a"], fresh=["a"], ended=(), held=lambda _: (5,)))
-    known.take(sent.news([], fresh=(), ended=["a"], held=lambda _: (5,)))
+    known.take(sent.updates(["a"], fresh=["a"], ended=(), held=lambda _: (5,)))
+    known.take(sent.updates([], fresh=(), ended=["a"], held=lambda _: (5,)))
     assert known.blocks == {}
-    (again,) = sent.news(["a"], fresh=["a"], ended=(), held=lambda _: (2,)).leases
+    (again,) = sent.updates(["a"], fresh=["a"], ended=(), held=lambda _: (2,)).leases
     assert again.fresh
 
 
@@ -70,7 +70,7 @@ def test_workers_know_every_lease_while_leases_move(
         nonlocal checked
         (hisparse, _) = output.kv_connector_metadata.metadata
         assert isinstance(hisparse, LeasedMetadata)
-        known.take(hisparse.lease_news)
+        known.take(hisparse.lease_updates)
         managers = core.scheduler.hisparsed._hot
         for name in output.num_scheduled_tokens:
             held = tuple(len(manager.req_to_blocks.get(name, ())) for manager in managers)

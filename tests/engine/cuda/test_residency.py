@@ -33,7 +33,7 @@ from hot_worker import (
 from hisparsed.engine.cuda.residency import vllm_hooks as extension
 from hisparsed.engine.cuda.residency.runtime import installed
 from hisparsed.engine.cuda.residency.vllm_hooks import HiSparseConnector
-from hisparsed.engine.cuda.residency.worker import Lease, LeaseNews
+from hisparsed.engine.cuda.residency.worker import Lease, LeaseUpdates
 from hisparsed.engine.hot_sizes import whole_step_scratch_blocks
 
 
@@ -226,7 +226,7 @@ def test_only_a_resize_may_shrink_a_running_request() -> None:
     worker.start("r", tokens=40, hot_blocks=6)
     worker.step_batch()
     with pytest.raises(RuntimeError, match=r"has \(5, 6\) hot blocks after \(6, 6\), but its rows"):
-        worker.node.before_forward(LeaseNews((Lease("r", False, (5, 6)),)), ["r"], worker.states)
+        worker.node.before_forward(LeaseUpdates((Lease("r", False, (5, 6)),)), ["r"], worker.states)
 
 
 def test_figures_tell_each_requests_curve_and_rows() -> None:
@@ -354,7 +354,7 @@ def test_what_was_released_serves_no_further_step_and_keeps_its_figures() -> Non
     assert [group.row_bytes for group in worker.node.groups] == row_bytes
     assert min(row_bytes) > 0
     with pytest.raises(RuntimeError, match="this worker has been shut down"):
-        worker.node.before_forward(LeaseNews((), ()), (), None)
+        worker.node.before_forward(LeaseUpdates((), ()), (), None)
 
 
 def test_the_schedulers_side_has_nothing_to_release() -> None:

@@ -1,4 +1,4 @@
-"""Each invariant of the ledger is broken once, on a picture that is sound but for that."""
+"""Each invariant of the ledger is broken once, on a snapshot that is sound but for that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hisparsed.engine.host.invariants import (
     BlockFacts,
     BlockState,
     CountFacts,
-    LedgerPicture,
+    LedgerSnapshot,
     Rule,
     Tenant,
     violations,
@@ -48,12 +48,12 @@ COUNTS = CountFacts(
 )
 
 
-def broken(picture: LedgerPicture) -> set[Rule]:
-    return {one.rule for one in violations(picture)}
+def broken(snapshot: LedgerSnapshot) -> set[Rule]:
+    return {one.rule for one in violations(snapshot)}
 
 
 def test_a_sound_ledger_has_no_violations() -> None:
-    assert violations(LedgerPicture(COUNTS, BLOCKS, is_whole=True)) == []
+    assert violations(LedgerSnapshot(COUNTS, BLOCKS, is_complete=True)) == []
 
 
 def test_every_block_has_one_tenant_and_one_state() -> None:
@@ -87,7 +87,7 @@ def test_every_block_has_one_tenant_and_one_state() -> None:
     ],
 )
 def test_counters_that_disagree_are_found(change: dict[str, int], rule: Rule) -> None:
-    assert rule in broken(LedgerPicture(replace(COUNTS, **change)))
+    assert rule in broken(LedgerSnapshot(replace(COUNTS, **change)))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_counters_that_disagree_are_found(change: dict[str, int], rule: Rule) ->
 def test_a_block_that_breaks_a_rule_is_named(
     block: BlockFacts, change: dict[str, Any], rule: Rule
 ) -> None:
-    (found,) = violations(LedgerPicture(COUNTS, [replace(block, **change)]))
+    (found,) = violations(LedgerSnapshot(COUNTS, [replace(block, **change)]))
     assert found.rule is rule
     assert found.sentence.startswith(f"host block {block.block} ")
 
@@ -121,7 +121,7 @@ def test_a_block_that_breaks_a_rule_is_named(
 @pytest.mark.parametrize("missing", range(len(BLOCKS)))
 def test_a_whole_walk_finds_counters_that_are_not_true(missing: int) -> None:
     blocks = BLOCKS[:missing] + BLOCKS[missing + 1 :]
-    assert broken(LedgerPicture(COUNTS, blocks, is_whole=True)) == {Rule.COUNTS_ARE_TRUE}
+    assert broken(LedgerSnapshot(COUNTS, blocks, is_complete=True)) == {Rule.COUNTS_ARE_TRUE}
 
 
 def test_every_rule_is_broken_by_some_test_here() -> None:

@@ -33,11 +33,11 @@ def make(blocks: int = 101, floor: int = 10) -> tuple[HostLedger, Any, Any]:
 
 
 def sound(ledger: HostLedger) -> None:
-    from hisparsed.engine.host.check import LedgerCamera
+    from hisparsed.engine.host.check import LedgerReader
     from hisparsed.engine.host.invariants import violations
 
-    camera = LedgerCamera(ledger, ledger._pool, ledger._borrower)  # type: ignore[arg-type]
-    assert violations(camera.of_everything()) == []
+    reader = LedgerReader(ledger, ledger._pool, ledger._borrower)  # type: ignore[arg-type]
+    assert violations(reader.of_everything()) == []
 
 
 def context() -> Any:

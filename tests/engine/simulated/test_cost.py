@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hisparsed.config.node_description import NodeDescription, load_node_description
-from hisparsed.engine.simulated.connectors import CopyQueue, Link, LinkDirection
+from hisparsed.engine.simulated.connectors import CopyQueue, GpuLink, LinkDirection
 from hisparsed.engine.simulated.cost import CostModel, RowModel, StepWork, VirtualClock
-from hisparsed.engine.simulated.work import Segment, StepWorker, Tally
+from hisparsed.engine.simulated.work import StepPart, StepWorker, WorkTotals
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +48,13 @@ def worker(h200: NodeDescription, resident: float) -> StepWorker:
 def test_a_chunk_of_a_prompt_reads_all_of_its_context_that_is_on_the_host(
     h200: NodeDescription,
 ) -> None:
-    found = worker(h200, 0.0).of([Segment("a", 70_000, 600, 0, 70_600)], Tally())
+    found = worker(h200, 0.0).of([StepPart("a", 70_000, 600, 0, 70_600)], WorkTotals())
     assert found.staged_rows == 70_000
     # 97 ms of a link that reads rows at 37 GB/s, whatever the prompt's tokens select.
     assert CostModel(h200).step(found).gather_s == pytest.approx(97e-3, rel=0.01)
-    resident = worker(h200, 1.0).of([Segment("a", 70_000, 600, 0, 70_600)], Tally())
+    resident = worker(h200, 1.0).of([StepPart("a", 70_000, 600, 0, 70_600)], WorkTotals())
     assert resident.staged_rows == 0
-    half = worker(h200, 0.5).of([Segment("a", 70_000, 600, 0, 70_600)], Tally())
+    half = worker(h200, 0.5).of([StepPart("a", 70_000, 600, 0, 70_600)], WorkTotals())
     assert half.staged_rows == pytest.approx(35_300)
 
 
@@ -62,21 +62,21 @@ def test_it_is_read_once_for_what_the_whole_node_computes_in_a_step(
     h200: NodeDescription,
 ) -> None:
     """A part at 1/8 computes a prompt in chunks of an eighth."""
-    node, tally = worker(h200, 0.0), Tally()
+    node, tally = worker(h200, 0.0), WorkTotals()
     starts = range(20_000, 20_000 + 2 * 8192, 1024)
     staged = [
-        node.of([Segment("a", start, 1024, 0, 40_000)], tally).staged_rows for start in starts
+        node.of([StepPart("a", start, 1024, 0, 40_000)], tally).staged_rows for start in starts
     ]
     assert [start for start, rows in zip(starts, staged, strict=True) if rows] == [20_000, 28_192]
     # A preempted call begins again, and an ended one is forgotten.
-    assert node.of([Segment("a", 12_000, 1024, 0, 40_000)], tally).staged_rows == 12_000
+    assert node.of([StepPart("a", 12_000, 1024, 0, 40_000)], tally).staged_rows == 12_000
     node.forget(["a"])
-    assert node.of([Segment("a", 12_000, 1024, 0, 40_000)], tally).staged_rows == 12_000
+    assert node.of([StepPart("a", 12_000, 1024, 0, 40_000)], tally).staged_rows == 12_000
 
 
 def test_what_prefill_reads_is_no_miss_of_a_hot_buffer(h200: NodeDescription) -> None:
     """The multiplier is steered by what decode steps miss."""
-    cost, tally = CostModel(h200), Tally()
+    cost, tally = CostModel(h200), WorkTotals()
     work = StepWork(tokens=600, loaded_rows=10.0, staged_rows=1000.0)
     tally.step(work, cost.step(work), cost)
     row = h200.model.row_bytes * h200.model.layers
@@ -195,7 +195,7 @@ def test_copies_of_one_direction_wait_for_each_other_whoever_copies() -> None:
 
 
 def test_directions_of_a_link_do_not_wait_for_each_other(h200: NodeDescription) -> None:
-    link = Link(VirtualClock(), CostModel(h200))
+    link = GpuLink(VirtualClock(), CostModel(h200))
     CopyQueue(link.to_gpu).submit(1, 50e9)
     CopyQueue(link.to_host).submit(1, 25e9)
     assert link.next_done_s() == pytest.approx(0.5)

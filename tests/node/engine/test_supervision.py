@@ -18,14 +18,14 @@ from hisparsed.node.engine.supervision import (
     Died,
     Drain,
     Drained,
-    Due,
     End,
+    EngineReady,
     Event,
-    Launch,
+    LaunchEngine,
     Outcome,
     Quarantine,
-    Ready,
     RestartAsked,
+    RetryDue,
     StartFailed,
     StopAsked,
     Supervision,
@@ -64,7 +64,7 @@ def test_a_first_engine_is_started_with_what_the_documents_say() -> None:
     assert (state.phase, state.since_s, actions) == (
         EngineState.STARTING,
         5.0,
-        (Launch(Values.WANTED),),
+        (LaunchEngine(Values.WANTED),),
     )
 
 
@@ -75,35 +75,45 @@ def test_a_first_engine_that_does_not_start_ends_the_daemon_loudly() -> None:
 
 
 def test_a_dead_engine_is_taken_down_and_started_again_with_what_served() -> None:
-    state, actions = after([Ready(), KILLED])
+    state, actions = after([EngineReady(), KILLED])
     assert (state.phase, actions) == (EngineState.RESTARTING, (TakeDown("killed"),))
-    state, actions = after([Ready(), KILLED, Cleared()])
+    state, actions = after([EngineReady(), KILLED, Cleared()])
     assert (state.next_try_s, actions) == (1.0, ())
-    state, actions = after([Ready(), KILLED, Cleared(), Due()])
-    assert (state.phase, actions) == (EngineState.STARTING, (Launch(Values.GOOD),))
+    state, actions = after([EngineReady(), KILLED, Cleared(), RetryDue()])
+    assert (state.phase, actions) == (EngineState.STARTING, (LaunchEngine(Values.GOOD),))
 
 
 def test_an_engine_that_hangs_is_not_asked_to_stop() -> None:
-    assert after([Ready(), Died("silent", hangs=True)])[1] == (TakeDown("silent", kill=True),)
+    assert after([EngineReady(), Died("silent", hangs=True)])[1] == (TakeDown("silent", kill=True),)
 
 
 def test_each_further_death_waits_twice_as_long_up_to_the_longest() -> None:
     assert [wait_s(ends, LIMITS) for ends in (1, 2, 3, 4, 5, 10_000)] == [1, 2, 4, 8, 10, 10]
-    again: list[Event] = [KILLED, Cleared(), Due(), Ready()]
-    state, _ = after([Ready(), *again, KILLED, Cleared()])
+    again: list[Event] = [KILLED, Cleared(), RetryDue(), EngineReady()]
+    state, _ = after([EngineReady(), *again, KILLED, Cleared()])
     assert state.next_try_s == 2.0
 
 
 def test_one_death_more_than_allowed_in_the_window_ends_the_daemon() -> None:
-    again: list[Event] = [KILLED, Cleared(), Due(), Ready()]
-    state, actions = after([Ready(), *again, *again, KILLED])
+    again: list[Event] = [KILLED, Cleared(), RetryDue(), EngineReady()]
+    state, actions = after([EngineReady(), *again, *again, KILLED])
     assert (state.phase, actions) == (EngineState.FAILED, (TakeDown("killed"),))
     assert step(state, Cleared(), 0.0, LIMITS)[1] == (End(Outcome.GIVEN_UP),)
 
 
 def test_deaths_before_the_window_are_forgotten() -> None:
     state, _ = after(
-        [Ready(), KILLED, Cleared(), Due(), Ready(), KILLED, Cleared(), Due(), Ready()]
+        [
+            EngineReady(),
+            KILLED,
+            Cleared(),
+            RetryDue(),
+            EngineReady(),
+            KILLED,
+            Cleared(),
+            RetryDue(),
+            EngineReady(),
+        ]
     )
     assert len(state.ends_s) == 2
     state, _ = step(state, KILLED, 3600.0, LIMITS)
@@ -112,77 +122,91 @@ def test_deaths_before_the_window_are_forgotten() -> None:
 
 def test_no_restart_at_all_can_be_asked_for() -> None:
     limits = LIMITS.model_copy(update={"most_restarts": 0})
-    state, _ = after([Ready(), KILLED], limits=limits)
+    state, _ = after([EngineReady(), KILLED], limits=limits)
     assert state.phase is EngineState.FAILED
 
 
 def test_a_failed_start_after_a_death_counts_as_one_more() -> None:
-    state, actions = after([Ready(), KILLED, Cleared(), Due(), StartFailed("no memory")])
+    state, actions = after([EngineReady(), KILLED, Cleared(), RetryDue(), StartFailed("no memory")])
     assert (state.phase, state.next_try_s, actions) == (EngineState.RESTARTING, 2.0, ())
     _, actions = after(
-        [Ready(), KILLED, Cleared(), Due(), StartFailed("no"), Due(), StartFailed("no")]
+        [
+            EngineReady(),
+            KILLED,
+            Cleared(),
+            RetryDue(),
+            StartFailed("no"),
+            RetryDue(),
+            StartFailed("no"),
+        ]
     )
     assert actions == (End(Outcome.GIVEN_UP),)
 
 
 def test_a_planned_restart_drains_stops_and_starts_with_the_new_values_at_once() -> None:
     asked = RestartAsked(30.0, changes=True)
-    assert after([Ready(), asked])[1] == (Drain(30.0),)
-    assert after([Ready(), asked, Drained()])[1] == (TakeDown(),)
-    state, actions = after([Ready(), asked, Drained(), Cleared()])
-    assert actions == (Launch(Values.WANTED),)
+    assert after([EngineReady(), asked])[1] == (Drain(30.0),)
+    assert after([EngineReady(), asked, Drained()])[1] == (TakeDown(),)
+    state, actions = after([EngineReady(), asked, Drained(), Cleared()])
+    assert actions == (LaunchEngine(Values.WANTED),)
     assert (state.planned_total, state.ends_s) == (1, ()), "it is no failure"
 
 
-def test_new_values_that_can_never_start_are_put_aside_at_once() -> None:
-    planned: list[Event] = [Ready(), RestartAsked(0.0, changes=True), Drained(), Cleared()]
+def test_new_values_that_can_never_start_are_quarantined_at_once() -> None:
+    planned: list[Event] = [EngineReady(), RestartAsked(0.0, changes=True), Drained(), Cleared()]
     state, actions = after([*planned, StartFailed("refused", refused=True)])
-    assert actions == (Quarantine("refused"), Launch(Values.GOOD))
+    assert actions == (Quarantine("refused"), LaunchEngine(Values.GOOD))
     assert state.phase is EngineState.STARTING
 
 
-def test_new_values_that_do_not_start_are_tried_again_before_they_are_put_aside() -> None:
-    planned: list[Event] = [Ready(), RestartAsked(0.0, changes=True), Drained(), Cleared()]
+def test_new_values_that_do_not_start_are_tried_again_before_they_are_quarantined() -> None:
+    planned: list[Event] = [EngineReady(), RestartAsked(0.0, changes=True), Drained(), Cleared()]
     state, actions = after([*planned, StartFailed("no")])
     assert (state.phase, state.next_try_s, actions) == (EngineState.RESTARTING, 1.0, ())
-    _, actions = after([*planned, StartFailed("no"), Due()])
-    assert actions == (Launch(Values.WANTED),)
-    _, actions = after([*planned, StartFailed("no"), Due(), StartFailed("no")])
-    assert actions == (Quarantine("no"), Launch(Values.GOOD))
+    _, actions = after([*planned, StartFailed("no"), RetryDue()])
+    assert actions == (LaunchEngine(Values.WANTED),)
+    _, actions = after([*planned, StartFailed("no"), RetryDue(), StartFailed("no")])
+    assert actions == (Quarantine("no"), LaunchEngine(Values.GOOD))
 
 
 def test_new_values_that_served_are_the_good_ones_from_then_on() -> None:
-    planned: list[Event] = [Ready(), RestartAsked(0.0, changes=True), Drained(), Cleared(), Ready()]
-    _, actions = after([*planned, KILLED, Cleared(), Due()])
-    assert actions == (Launch(Values.GOOD),)
+    planned: list[Event] = [
+        EngineReady(),
+        RestartAsked(0.0, changes=True),
+        Drained(),
+        Cleared(),
+        EngineReady(),
+    ]
+    _, actions = after([*planned, KILLED, Cleared(), RetryDue()])
+    assert actions == (LaunchEngine(Values.GOOD),)
 
 
 def test_a_restart_without_new_values_quarantines_nothing() -> None:
-    planned: list[Event] = [Ready(), RestartAsked(0.0, changes=False), Drained(), Cleared()]
+    planned: list[Event] = [EngineReady(), RestartAsked(0.0, changes=False), Drained(), Cleared()]
     state, actions = after([*planned, StartFailed("no", refused=True)])
     assert (state.phase, actions) == (EngineState.RESTARTING, ())
 
 
 def test_an_engine_that_dies_while_it_drains_for_a_restart_is_restarted_at_once() -> None:
     limits = LIMITS.model_copy(update={"most_restarts": 0})
-    events: list[Event] = [Ready(), RestartAsked(30.0, changes=True), KILLED]
+    events: list[Event] = [EngineReady(), RestartAsked(30.0, changes=True), KILLED]
     assert after(events, limits=limits)[1] == (TakeDown("killed"),)
-    assert after([*events, Cleared()], limits=limits)[1] == (Launch(Values.WANTED),)
+    assert after([*events, Cleared()], limits=limits)[1] == (LaunchEngine(Values.WANTED),)
 
 
 def test_somebody_who_asks_while_the_next_try_is_waited_for_gets_it_at_once() -> None:
-    waiting: list[Event] = [Ready(), KILLED, Cleared()]
+    waiting: list[Event] = [EngineReady(), KILLED, Cleared()]
     state, actions = after([*waiting, RestartAsked(0.0, changes=False)])
-    assert (state.phase, actions) == (EngineState.STARTING, (Launch(Values.GOOD),))
+    assert (state.phase, actions) == (EngineState.STARTING, (LaunchEngine(Values.GOOD),))
 
 
 @pytest.mark.parametrize(
     "busy",
     [
         [],
-        [Ready(), RestartAsked(1.0, changes=False)],
-        [Ready(), KILLED],
-        [Ready(), StopAsked(1.0)],
+        [EngineReady(), RestartAsked(1.0, changes=False)],
+        [EngineReady(), KILLED],
+        [EngineReady(), StopAsked(1.0)],
     ],
     ids=["starting", "draining", "taken down", "stopping"],
 )
@@ -192,14 +216,16 @@ def test_a_restart_asked_for_elsewhere_changes_nothing(busy: list[Event]) -> Non
 
 
 def test_a_stop_drains_and_a_second_one_does_not_wait() -> None:
-    assert after([Ready(), StopAsked(30.0)])[1] == (Drain(30.0),)
-    assert after([Ready(), StopAsked(30.0), StopAsked(30.0)])[1] == (CutDrain(),)
-    assert after([Ready(), StopAsked(30.0), Drained()])[1] == (TakeDown(),)
-    assert after([Ready(), StopAsked(30.0), Drained(), Cleared()])[1] == (End(Outcome.STOPPED),)
+    assert after([EngineReady(), StopAsked(30.0)])[1] == (Drain(30.0),)
+    assert after([EngineReady(), StopAsked(30.0), StopAsked(30.0)])[1] == (CutDrain(),)
+    assert after([EngineReady(), StopAsked(30.0), Drained()])[1] == (TakeDown(),)
+    assert after([EngineReady(), StopAsked(30.0), Drained(), Cleared()])[1] == (
+        End(Outcome.STOPPED),
+    )
 
 
 def test_a_stop_takes_over_the_drain_of_a_restart_with_its_own_limit() -> None:
-    events: list[Event] = [Ready(), RestartAsked(600.0, changes=True), StopAsked(30.0)]
+    events: list[Event] = [EngineReady(), RestartAsked(600.0, changes=True), StopAsked(30.0)]
     assert after(events)[1] == (Drain(30.0),)
     assert after([*events, Drained(), Cleared()])[1] == (End(Outcome.STOPPED),)
 
@@ -207,30 +233,30 @@ def test_a_stop_takes_over_the_drain_of_a_restart_with_its_own_limit() -> None:
 def test_a_stop_while_an_engine_starts_ends_the_start() -> None:
     assert after([StopAsked(30.0)])[1] == (AbortStart(),)
     assert after([StopAsked(30.0), StartFailed("told")])[1] == (End(Outcome.STOPPED),)
-    late: list[Event] = [StopAsked(30.0), Ready()]
+    late: list[Event] = [StopAsked(30.0), EngineReady()]
     assert after(late)[1] == (TakeDown(),), "it was too late to end the start"
     assert after([*late, Cleared()])[1] == (End(Outcome.STOPPED),)
 
 
 def test_a_stop_while_no_engine_is_there_ends_at_once() -> None:
-    assert after([Ready(), KILLED, Cleared(), StopAsked(30.0)])[1] == (End(Outcome.STOPPED),)
-    taking_down: list[Event] = [Ready(), KILLED, StopAsked(30.0)]
+    assert after([EngineReady(), KILLED, Cleared(), StopAsked(30.0)])[1] == (End(Outcome.STOPPED),)
+    taking_down: list[Event] = [EngineReady(), KILLED, StopAsked(30.0)]
     assert after(taking_down)[1] == ()
     assert after([*taking_down, Cleared()])[1] == (End(Outcome.STOPPED),)
 
 
 def test_an_engine_that_dies_while_the_daemon_stops_is_not_started_again() -> None:
-    events: list[Event] = [Ready(), StopAsked(30.0), KILLED]
+    events: list[Event] = [EngineReady(), StopAsked(30.0), KILLED]
     assert after([*events, Cleared()])[1] == (End(Outcome.GIVEN_UP),)
 
 
 EVENTS = st.one_of(
-    st.just(Ready()),
+    st.just(EngineReady()),
     st.builds(StartFailed, st.just("no"), st.booleans()),
     st.builds(Died, st.just("killed"), st.booleans()),
     st.just(Cleared()),
     st.just(Drained()),
-    st.just(Due()),
+    st.just(RetryDue()),
     st.builds(RestartAsked, st.floats(0, 60), st.booleans()),
     st.builds(StopAsked, st.floats(0, 60)),
 )
@@ -244,7 +270,7 @@ class Shell:
 
     def takes(self, event: Event, state: Supervision) -> bool:
         match event:
-            case Ready() | StartFailed():
+            case EngineReady() | StartFailed():
                 return self.starting
             case Died():
                 return self.running and not self.clearing
@@ -252,13 +278,13 @@ class Shell:
                 return self.clearing
             case Drained():
                 return self.draining
-            case Due():
+            case RetryDue():
                 return state.next_try_s is not None
         return True
 
     def took(self, event: Event) -> None:
         match event:
-            case Ready():
+            case EngineReady():
                 self.starting, self.running = False, True
             case StartFailed():
                 self.starting = False
@@ -269,7 +295,7 @@ class Shell:
 
     def does(self, action: Action) -> None:
         match action:
-            case Launch():
+            case LaunchEngine():
                 assert not self.starting, "two engines start at a time"
                 assert not self.running, "two engines at a time"
                 self.starting = True
@@ -306,7 +332,7 @@ def test_whatever_comes_there_is_one_engine_at_most_and_none_is_left(
         assert not ended or actions == (), "something is done after the end"
         for action in actions:
             shell.does(action)
-            launches += isinstance(action, Launch)
+            launches += isinstance(action, LaunchEngine)
             ended = ended or isinstance(action, End)
         unplanned += isinstance(event, Died)
         assert state.since_s >= before.since_s

@@ -18,7 +18,7 @@ from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.status.document import (
     CanaryState,
     CanaryStatus,
-    EngineLifeStatus,
+    EngineStatus,
     Lifecycle,
     Status,
 )
@@ -149,7 +149,7 @@ class Daemon:
     def status(self) -> Status:
         return self.node.plane.status.status()
 
-    def life(self) -> EngineLifeStatus:
+    def life(self) -> EngineStatus:
         return self.node.lifecycle.status()
 
     @property
@@ -319,7 +319,7 @@ async def test_a_second_restart_is_refused_while_one_goes_on(daemon: Daemon) -> 
     [(UserError("refused"), 1, "refused"), (EngineStartError("no memory"), 2, "no memory")],
     ids=["refused at once", "tried twice"],
 )
-async def test_values_that_do_not_start_are_put_aside(
+async def test_values_that_do_not_start_are_quarantined(
     daemon: Daemon, tmp_path: Path, failure: Exception, tries: int, why: str
 ) -> None:
     await daemon.serving(1)
@@ -331,14 +331,14 @@ async def test_values_that_do_not_start_are_put_aside(
     status = daemon.life()
     assert status.quarantined is not None
     assert status.quarantined.error == why
-    aside = EngineRecord(tmp_path).put_aside
-    assert aside is not None
-    assert aside.error == why
+    quarantined = EngineRecord(tmp_path).quarantined
+    assert quarantined is not None
+    assert quarantined.error == why
     assert [one.wanted for one in status.quarantined.changes] == ["32MiB"]
     assert EventKind.ENGINE_QUARANTINED in daemon.kinds()
 
 
-async def test_a_daemon_that_starts_with_values_put_aside_starts_the_last_good_ones(
+async def test_a_daemon_that_starts_with_values_quarantined_starts_the_last_good_ones(
     daemon: Daemon, tmp_path: Path
 ) -> None:
     await daemon.serving(1)
@@ -357,7 +357,7 @@ async def test_a_daemon_that_starts_with_values_put_aside_starts_the_last_good_o
     await later.stop()
 
 
-async def test_values_put_aside_are_tried_again_when_somebody_asks(daemon: Daemon) -> None:
+async def test_values_quarantined_are_tried_again_when_somebody_asks(daemon: Daemon) -> None:
     await daemon.serving(1)
     daemon.document["host_budget"] = "32MiB"
     daemon.troubles = [UserError("refused")]

@@ -96,25 +96,25 @@ def test_values_are_the_same_after_a_restart(tmp_path: Path, changes: dict[str, 
     assert (tmp_path / ENGINE_FILE).stat().st_mode & 0o777 == 0o640
 
 
-def test_values_put_aside_are_known_by_what_they_say(tmp_path: Path) -> None:
+def test_values_quarantined_are_known_by_what_they_say(tmp_path: Path) -> None:
     record = EngineRecord(tmp_path)
     record.keep_good(values())
-    record.put(values(host_budget="32MiB"), "refused", 5.0)
+    record.quarantine(values(host_budget="32MiB"), "refused", 5.0)
     later = EngineRecord(tmp_path)
-    assert later.is_put_aside(values(host_budget="32MiB", api={"port": 8001}))
-    assert not later.is_put_aside(values(host_budget="48MiB"))
-    assert later.put_aside is not None
-    assert (later.put_aside.error, later.put_aside.at_unix_s) == ("refused", 5.0)
+    assert later.is_quarantined(values(host_budget="32MiB", api={"port": 8001}))
+    assert not later.is_quarantined(values(host_budget="48MiB"))
+    assert later.quarantined is not None
+    assert (later.quarantined.error, later.quarantined.at_unix_s) == ("refused", 5.0)
     assert later.good(config()) is not None
 
 
-def test_values_that_serve_after_all_are_no_longer_put_aside(tmp_path: Path) -> None:
+def test_values_that_serve_after_all_are_no_longer_quarantined(tmp_path: Path) -> None:
     record = EngineRecord(tmp_path)
-    record.put(values(), "refused", 5.0)
+    record.quarantine(values(), "refused", 5.0)
     record.keep_good(values(host_budget="32MiB"))
-    assert record.is_put_aside(values()), "others served"
+    assert record.is_quarantined(values()), "others served"
     record.keep_good(values())
-    assert EngineRecord(tmp_path).put_aside is None
+    assert EngineRecord(tmp_path).quarantined is None
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"version": 2}', '{"version": 1, "good": {"a": 1}}'])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hisparsed.node.engine.records import RESTARTS_FILE, RestartFile
-from hisparsed.node.engine.watchdog import StallWatch
+from hisparsed.node.engine.watchdog import StallWatchdog
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.schema import Policy
 
@@ -32,10 +32,10 @@ class Around:
     def event(self, kind: EventKind, sentence: str) -> None:
         self.events.append((kind, sentence))
 
-    def stalls(self) -> StallWatch:
-        announcer: Any = self
-        return StallWatch(
-            announcer,
+    def stalls(self) -> StallWatchdog:
+        recorder: Any = self
+        return StallWatchdog(
+            recorder,
             RestartFile(self.folder),
             wall_clock=lambda: self.now_s,
             restart=self.restarts.append,

@@ -25,7 +25,7 @@ from hisparsed.node.openai.errors import (
     as_anthropic_error,
     form_of,
 )
-from hisparsed.node.openai.server import guarded
+from hisparsed.node.openai.server import openai_app
 from hisparsed.node.openai.session_limit import Queue, SessionLimit, SessionLimiter
 from hisparsed.node.openai.upstream import Upstream
 
@@ -85,7 +85,7 @@ class Node:
         self.keys: tuple[str, ...] = ()
 
     def http(self) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app=guarded(self.admission, api_keys=self.keys))
+        transport = httpx.ASGITransport(app=openai_app(self.admission, api_keys=self.keys))
         return httpx.AsyncClient(transport=transport, base_url="http://node")
 
     def openai(self) -> openai.AsyncOpenAI:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hisparsed.node.openai.request_body import (
     answers_asked,
-    half_character,
     least_tokens,
+    lone_surrogate,
     prompt_marks,
 )
 
@@ -68,7 +68,7 @@ def test_what_is_no_number_is_left_to_vllm(body: bytes) -> None:
     ],
 )
 def test_half_a_character_is_told_with_its_place(call: dict[str, Any]) -> None:
-    found = half_character(json.dumps(call).encode())
+    found = lone_surrogate(json.dumps(call).encode())
     assert found is not None
     assert "half of a character" in found
     assert " at line 1 column " in found
@@ -89,7 +89,7 @@ def test_half_a_character_is_told_with_its_place(call: dict[str, Any]) -> None:
     ids=["a pair", "bytes", "spelt out", "cut off", "no escape", "too deep", "empty"],
 )
 def test_what_is_whole_or_no_json_passes(body: bytes) -> None:
-    assert half_character(body) is None
+    assert lone_surrogate(body) is None
 
 
 def marks(**call: Any) -> tuple[bytes, ...]:

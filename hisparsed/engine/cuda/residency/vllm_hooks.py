@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.connector import (
 )
 
 from hisparsed.engine.cuda.residency.runtime import install, installed
-from hisparsed.engine.cuda.residency.worker import LeaseNews, SentLeases, WorkerResidency
+from hisparsed.engine.cuda.residency.worker import LeaseUpdates, SentLeases, WorkerResidency
 from hisparsed.engine.hot_sizes import scratch_block_ids
 
 
@@ -81,13 +81,13 @@ def hot_cache_groups(kv_cache_config: Any) -> list[int]:
 
 
 class LeasedMetadata(HiSparseConnectorMetadata):  # type: ignore[misc]
-    """A step's metadata that also tells of leases."""
+    """A step's metadata that also has changed leases."""
 
-    lease_news: LeaseNews
+    lease_updates: LeaseUpdates
 
 
 class HiSparseConnector(StockConnector):  # type: ignore[misc]
-    """Scheduler side: adds the news of leases. Worker side: our resolver."""
+    """Scheduler side: adds changed leases. Worker side: our resolver."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -99,7 +99,7 @@ class HiSparseConnector(StockConnector):  # type: ignore[misc]
         metadata = super().build_connector_meta(scheduler_output)
         managers = self.connector_scheduler.coordinator.hot_managers
         metadata.__class__ = LeasedMetadata
-        metadata.lease_news = self._hisparsed_sent.news(
+        metadata.lease_updates = self._hisparsed_sent.updates(
             scheduler_output.num_scheduled_tokens,
             fresh=[new.req_id for new in scheduler_output.scheduled_new_reqs],
             ended={*scheduler_output.finished_req_ids, *(scheduler_output.preempted_req_ids or ())},
@@ -130,7 +130,7 @@ class HiSparseConnector(StockConnector):  # type: ignore[misc]
         if self._hisparsed_node is None or not isinstance(metadata, LeasedMetadata):
             raise RuntimeError("a step came before the KV caches, or from another connector")
         self._hisparsed_node.before_forward(
-            metadata.lease_news,
+            metadata.lease_updates,
             kwargs.get("request_ids") or (),
             kwargs.get("request_state_indices"),
         )

@@ -37,7 +37,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class LeaseNews:
+class LeaseUpdates:
     """What changed before one step."""
 
     leases: tuple[Lease, ...] = ()
@@ -50,14 +50,14 @@ class SentLeases:
     def __init__(self) -> None:
         self._sent: dict[str, Blocks] = {}
 
-    def news(
+    def updates(
         self,
         scheduled: Iterable[str],
         *,
         fresh: Iterable[str],
         ended: Iterable[str],
         held: Callable[[str], Blocks],
-    ) -> LeaseNews:
+    ) -> LeaseUpdates:
         """The message of a step. ``held`` says how many blocks a request has now.
 
         ``ended`` are requests that left the workers' tables: finished or preempted.
@@ -72,20 +72,20 @@ class SentLeases:
             if request_id in new or self._sent.get(request_id) != blocks:
                 leases.append(Lease(request_id, request_id in new, blocks))
                 self._sent[request_id] = blocks
-        return LeaseNews(tuple(leases), gone)
+        return LeaseUpdates(tuple(leases), gone)
 
 
 class KnownLeases:
-    """The worker's side: what its resolver has been told."""
+    """The worker's side: what its resolver knows."""
 
     def __init__(self) -> None:
         self.blocks: dict[str, Blocks] = {}
 
-    def take(self, news: LeaseNews) -> None:
+    def take(self, updates: LeaseUpdates) -> None:
         """Raises ``RuntimeError`` when a running request would shrink: its rows have not moved."""
-        for request_id in news.ended:
+        for request_id in updates.ended:
             self.blocks.pop(request_id, None)
-        for lease in news.leases:
+        for lease in updates.leases:
             known = self.blocks.get(lease.request_id)
             if known is not None and not lease.fresh:
                 shrinks = [
@@ -154,7 +154,7 @@ class WorkerResidency:
 
     def before_forward(
         self,
-        news: LeaseNews,
+        updates: LeaseUpdates,
         request_ids: Sequence[str],
         state_indices: torch.Tensor | None,
     ) -> None:
@@ -166,14 +166,14 @@ class WorkerResidency:
         if self._failed:
             raise RuntimeError(f"hot buffers are in doubt: {self._failed}")
         self._written = False
-        self._known.take(news)
-        if not news.leases:
+        self._known.take(updates)
+        if not updates.leases:
             return
         if state_indices is None:
             raise RuntimeError("leases changed in a step without requests")
         batch_row = {request_id: row for row, request_id in enumerate(request_ids)}
         for fresh, change in ((True, self.bank.begin), (False, self.bank.grow)):
-            leases = [lease for lease in news.leases if lease.fresh is fresh]
+            leases = [lease for lease in updates.leases if lease.fresh is fresh]
             if not leases:
                 continue
             at = self._on_device([batch_row[one.request_id] for one in leases], torch.int64)

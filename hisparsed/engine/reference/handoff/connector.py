@@ -169,7 +169,7 @@ class HandoffConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
 
     def build_connector_worker_meta(self) -> HandoffWorkerMetadata | None:
-        return self.worker.take_news()
+        return self.worker.take_updates()
 
     def shutdown(self) -> None:
         if self._worker is not None:
@@ -207,9 +207,9 @@ class HandoffConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._scheduler.take_metadata()
 
     def update_connector_output(self, connector_output: Any) -> None:
-        news: HandoffWorkerMetadata | None = connector_output.kv_connector_worker_meta
-        if news is not None:
-            self._scheduler.told(news)
+        updates: HandoffWorkerMetadata | None = connector_output.kv_connector_worker_meta
+        if updates is not None:
+            self._scheduler.receive(updates)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]

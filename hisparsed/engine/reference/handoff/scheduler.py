@@ -341,9 +341,9 @@ class HandoffScheduler:
         of offers that have ended."""
         return bool(self._next or self._held)
 
-    def told(self, news: HandoffWorkerMetadata) -> None:
-        self._counts.update(news.counts)
-        for ticket in news.ended:
+    def receive(self, updates: HandoffWorkerMetadata) -> None:
+        self._counts.update(updates.counts)
+        for ticket in updates.ended:
             self._let_go(ticket)
 
     def take_counts(self) -> dict[str, int]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from hisparsed.engine.reference.handoff.transfer import (
     HandoffError,
-    Piece,
+    KindRange,
     PrefixRows,
     Wire,
     pieces,
@@ -184,7 +184,7 @@ class HandoffServer:
         except HandoffError:
             return
 
-    def _send(self, wire: Wire, offer: Offer, piece: Piece) -> None:
+    def _send(self, wire: Wire, offer: Offer, piece: KindRange) -> None:
         blocks = offer.source_blocks if piece.kind == "rows" else offer.indexer_blocks
         with self._offers.reading(offer.ticket):
             data = self._rows.read(piece, blocks)
@@ -192,7 +192,7 @@ class HandoffServer:
         with self._lock:
             self._sent_bytes += data.numel()
 
-    def _understand(self, ask: Mapping[str, Any]) -> tuple[Offer, list[Piece]]:
+    def _understand(self, ask: Mapping[str, Any]) -> tuple[Offer, list[KindRange]]:
         if ask.get("protocol") != PROTOCOL:
             raise HandoffError(f"protocol {ask.get('protocol')!r}; this node speaks {PROTOCOL}")
         shape = ask.get("shape")

@@ -110,7 +110,7 @@ PIECE_TOKENS = 256
 
 
 @dataclass(frozen=True)
-class Piece:
+class KindRange:
     """Tokens ``[start, end)`` of one kind of row."""
 
     kind: Kind
@@ -118,12 +118,12 @@ class Piece:
     end: int
 
 
-def pieces(rows_from: int, index_from: int, tokens: int) -> Iterator[Piece]:
+def pieces(rows_from: int, index_from: int, tokens: int) -> Iterator[KindRange]:
     """What travels, in the order in which it travels: sparse-MLA rows, then indexer rows."""
     kinds: tuple[tuple[Kind, int], ...] = (("rows", rows_from), ("index", index_from))
     for kind, first in kinds:
         for start in range(first, tokens, PIECE_TOKENS):
-            yield Piece(kind, start, min(start + PIECE_TOKENS, tokens))
+            yield KindRange(kind, start, min(start + PIECE_TOKENS, tokens))
 
 
 def prefix_digest(token_ids: Sequence[int]) -> str:
@@ -148,21 +148,21 @@ class PrefixRows:
     def __init__(self, store: KVStore) -> None:
         self._store = store
 
-    def piece_bytes(self, piece: Piece) -> int:
+    def piece_bytes(self, piece: KindRange) -> int:
         geometry = self._store.geometry
         tokens = piece.end - piece.start
         if piece.kind == "rows":
             return geometry.layers * tokens * ROW_BYTES
         return geometry.index_groups * tokens * INDEX_ROW_BYTES
 
-    def read(self, piece: Piece, blocks: Sequence[int]) -> torch.Tensor:
+    def read(self, piece: KindRange, blocks: Sequence[int]) -> torch.Tensor:
         block, offset = self._places(piece, blocks)
         if piece.kind == "rows":
             row = block * self._store.block_size + offset
             return torch.stack([rows.index_select(0, row) for rows in self._store.host_rows])
         return torch.stack([rows[block, offset] for rows in self._store.index_rows])
 
-    def write(self, piece: Piece, blocks: Sequence[int], data: torch.Tensor) -> None:
+    def write(self, piece: KindRange, blocks: Sequence[int], data: torch.Tensor) -> None:
         block, offset = self._places(piece, blocks)
         if piece.kind == "rows":
             shaped = data.view(self._store.geometry.layers, -1, ROW_BYTES)
@@ -174,7 +174,7 @@ class PrefixRows:
             for own, new in zip(self._store.index_rows, shaped, strict=True):
                 own[block, offset] = new
 
-    def _places(self, piece: Piece, blocks: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _places(self, piece: KindRange, blocks: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         position = torch.arange(piece.start, piece.end)
         page = position // self._store.block_size
         if int(page[-1]) >= len(blocks):

@@ -33,7 +33,7 @@ from hisparsed.engine.reference.handoff.scheduler import (
 from hisparsed.engine.reference.handoff.server import PROTOCOL, Ended, HandoffServer, Offer, Offers
 from hisparsed.engine.reference.handoff.transfer import (
     HandoffError,
-    Piece,
+    KindRange,
     PrefixRows,
     Wire,
     model_shape,
@@ -49,7 +49,7 @@ class Fetched:
     """``data``: all pieces of the prefix, or none and ``error`` says why."""
 
     wanted: Wanted
-    data: tuple[tuple[Piece, torch.Tensor], ...]
+    data: tuple[tuple[KindRange, torch.Tensor], ...]
     error: str | None
 
 
@@ -71,9 +71,9 @@ class Fetcher:
         self._pool.submit(self._run, wanted, deadline_s)
 
     def release(self, remote: RemotePrefix) -> None:
-        """Tell the prefill node that its prefix is not needed; its lease ends it otherwise."""
+        """Release a prefix that the prefill node keeps; its lease ends it otherwise."""
         deadline_s = time.monotonic() + self._timeout_s
-        self._pool.submit(self._tell, remote, deadline_s)
+        self._pool.submit(self._send_release, remote, deadline_s)
 
     def take(self) -> list[Fetched]:
         """Results since the last call."""
@@ -96,14 +96,16 @@ class Fetcher:
             data = self._fetch(wanted, deadline_s)
         except HandoffError as error:
             self._results.put(Fetched(wanted, (), str(error)))
-            self._tell(wanted.remote, deadline_s)
+            self._send_release(wanted.remote, deadline_s)
         except Exception as error:
             # A defect here must not leave its request waiting for ever.
             self._results.put(Fetched(wanted, (), repr(error)))
         else:
             self._results.put(Fetched(wanted, data, None))
 
-    def _fetch(self, wanted: Wanted, deadline_s: float) -> tuple[tuple[Piece, torch.Tensor], ...]:
+    def _fetch(
+        self, wanted: Wanted, deadline_s: float
+    ) -> tuple[tuple[KindRange, torch.Tensor], ...]:
         with self._connect(wanted.remote, deadline_s) as sock:
             wire = Wire(sock, deadline_s)
             wire.send_message(
@@ -123,7 +125,7 @@ class Fetcher:
             wire.send_message(done=True)
             return data
 
-    def _receive(self, wire: Wire, piece: Piece) -> torch.Tensor:
+    def _receive(self, wire: Wire, piece: KindRange) -> torch.Tensor:
         right = self._rows.piece_bytes(piece)
         payload = wire.receive(right)
         if len(payload) != right:
@@ -133,7 +135,7 @@ class Fetcher:
             )
         return torch.frombuffer(payload, dtype=torch.int8)
 
-    def _tell(self, remote: RemotePrefix, deadline_s: float) -> None:
+    def _send_release(self, remote: RemotePrefix, deadline_s: float) -> None:
         try:
             with self._connect(remote, deadline_s) as sock:
                 Wire(sock, deadline_s).send_message(release=True, ticket=remote.ticket)
@@ -291,7 +293,7 @@ class HandoffWorker:
             tokens,
         )
 
-    def take_news(self) -> HandoffWorkerMetadata | None:
+    def take_updates(self) -> HandoffWorkerMetadata | None:
         """What the scheduler does not know yet."""
         counts = {name: count for name, count in self._counts.items() if count}
         ended, self._ended = self._ended, []
