@@ -21,7 +21,7 @@ from hisparsed.policy.bounds import (
 )
 from hisparsed.policy.decisions import Commands, Decision, LeverDecision, Proposal, Reason
 from hisparsed.policy.guards import stalled
-from hisparsed.policy.memory import Direction, Expectation, Memory, observe
+from hisparsed.policy.memory import Direction, Expectation, Memory, remember
 from hisparsed.policy.multiplier import propose_multiplier
 from hisparsed.policy.schema import Mode, Policy
 from hisparsed.policy.signals import AdmissionRules, Lever, PoolGeometry, Snapshot
@@ -40,7 +40,7 @@ def decide(policy: Policy, snapshot: Snapshot, memory: Memory) -> tuple[Decision
     """
     stale = snapshot.report_age_s > policy.stale_after
     if not stale:
-        memory = expectation.judge(policy, snapshot, observe(policy, snapshot, memory))
+        memory = expectation.judge_move(policy, snapshot, remember(policy, snapshot, memory))
     stall = stalled(policy, snapshot, memory)
     admission_proposal, admission = propose_admission(policy, snapshot, memory)
     split_proposal, expected = propose_split(policy, snapshot, memory)

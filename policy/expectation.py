@@ -74,7 +74,7 @@ def _merged(old: Expectation | None, new: Expectation) -> Expectation:
     )
 
 
-def judge(policy: Policy, snapshot: Snapshot, memory: Memory) -> Memory:
+def judge_move(policy: Policy, snapshot: Snapshot, memory: Memory) -> Memory:
     """Memory with the verdict on the last move, once it has settled and a window has passed."""
     waiting = memory.expectation
     if waiting is None or waiting.realised is not None:

@@ -231,7 +231,7 @@ def under_gpu_pressure(policy: Policy, snapshot: Snapshot) -> bool:
     return short and snapshot.requests.waiting > 0
 
 
-def observe(policy: Policy, snapshot: Snapshot, memory: Memory) -> Memory:
+def remember(policy: Policy, snapshot: Snapshot, memory: Memory) -> Memory:
     """Memory with this snapshot's signals.
 
     Where a counter went back the engine began anew, and what was observed of the old one is

@@ -61,8 +61,7 @@ def install(
 ) -> None:
     """Lay out the systemd service, its user, folders, configuration and dashboards."""
     from hisparsed.errors import UserError
-    from hisparsed.operations.install import InstallLayout
-    from hisparsed.operations.install import install as lay_out
+    from hisparsed.operations.install import InstallLayout, install_files
 
     if prefix is not None and not prefix.is_absolute():
         raise UserError(f"--prefix: {prefix} is relative; write it from /, such as /usr")
@@ -72,7 +71,7 @@ def install(
         executable=_program() if executable is None else executable.absolute(),
         systemd_version=_systemd_version() if root == Path("/") else None,
     )
-    done = lay_out(layout, dry_run=dry_run)
+    done = install_files(layout, dry_run=dry_run)
     if as_json:
         files = [{"path": str(one.path), "outcome": one.outcome.value} for one in done]
         typer.echo(json.dumps({"dry_run": dry_run, "files": files}, indent=2))

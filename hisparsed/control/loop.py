@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hisparsed.control.journal.records import Applied, TickRecord
 from hisparsed.control.observe import (
-    bounded,
+    bounded_levers,
     command_for,
     confirm,
     cycle_sentence,
@@ -23,7 +23,7 @@ from hisparsed.control.observe import (
 )
 from hisparsed.control.operator import record_advance, record_dropped
 from hisparsed.control.plane import ControlPlane
-from hisparsed.control.state_files import Targets, restored
+from hisparsed.control.state_files import Targets, with_kept_targets
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.watch import LedgerGuard
 from hisparsed.engine.messages import ApplyResult
@@ -108,7 +108,7 @@ class ControlLoop:
         if self._targets is not None:
             kept = self._targets.load(self._source.active.content_hash, geometry)
         if kept is not None:
-            commands = restored(commands, kept, policy, geometry)
+            commands = with_kept_targets(commands, kept, policy, geometry)
         command = command_for(commands)
         if command is not None:
             result = await self._engine.apply(command)
@@ -265,7 +265,7 @@ class ControlLoop:
             return Applied(command, None, _words(error))
         self._metrics.count_apply(self._clock() - began_s)
         self._accept(commands)
-        applied = Applied(command, result, None, bounded(command, result))
+        applied = Applied(command, result, None, bounded_levers(command, result))
         self._unconfirmed = (self._tick, applied)
         return applied
 

@@ -1,8 +1,8 @@
 """Translates between the engine and the policy; pure, and keeps nothing.
 
 ``observe`` adds to a report what the daemon knows, ``command_for`` the engine's command of a
-decision. ``bounded``, ``confirm`` and ``cycle_sentence`` compare a command with what the engine put
-in force, and say so in one sentence. Times come in as numbers.
+decision. ``bounded_levers``, ``confirm`` and ``cycle_sentence`` compare a command with what the
+engine put in force, and say so in one sentence. Times come in as numbers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def command_for(commands: Commands) -> EngineCommand | None:
 _SAME_MULTIPLIER = 1e-6
 
 
-def bounded(command: EngineCommand, result: ApplyResult) -> tuple[Difference, ...]:
+def bounded_levers(command: EngineCommand, result: ApplyResult) -> tuple[Difference, ...]:
     """Levers that the engine put elsewhere than asked, such as at its own floor."""
     found: list[Difference] = []
     target = command.offload_target_blocks

@@ -210,7 +210,7 @@ class TargetFile:
         self._saved, self._owed, self.error = document, None, None
 
 
-def restored(
+def with_kept_targets(
     commands: Commands, targets: Targets, policy: Policy, geometry: PoolGeometry
 ) -> Commands:
     """The start's commands with what was kept in the place of the policy's start values.

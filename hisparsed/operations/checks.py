@@ -22,7 +22,7 @@ from hisparsed.engine.compat.versions import (
     OVERRIDE_HINT,
     WHY_TESTED,
     Standing,
-    judge,
+    judge_version,
     overridden,
     supported_text,
 )
@@ -352,7 +352,7 @@ def vllm(q: Examination) -> Iterator[Finding]:
     if found is None:
         yield Finding("vllm", Severity.FATAL, "vLLM is not installed", "it runs the model", fix)
         return
-    verdict = judge(found)
+    verdict = judge_version(found)
     if verdict.standing is not Standing.TESTED:
         starts = verdict.may_start or overridden(q.config.allow_untested_vllm, os.environ)
         severity = Severity.WARNING if starts else Severity.FATAL

@@ -40,7 +40,7 @@ def start_problems(config: NodeConfig, kind: NodeKind) -> tuple[str, ...]:
         return (*found, str(error))
     multiplier = launch.asked_multiplier(config, policy)
     # What NVML does not tell is the doctor's to say, as a finding.
-    machine = launch.read_machine(on_unreadable=lambda _: None)
+    machine = launch.read_machine_facts(on_unreadable=lambda _: None)
     return (*found, *launch.start_problems(config, machine, multiplier, os.environ))
 
 

@@ -96,7 +96,7 @@ class Installed:
     outcome: FileOutcome
 
 
-def install(layout: InstallLayout, *, dry_run: bool) -> list[Installed]:
+def install_files(layout: InstallLayout, *, dry_run: bool) -> list[Installed]:
     """Write what is missing or old; with ``dry_run`` only say what would be written.
 
     Raises ``UserError`` where a file cannot be written.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hisparsed.kernels.api import Backend, RowLayout, gather, reset, set_capacity
-from tests.bench import kernels_gpu as bench_gpu
+from tests.bench import kernels_gpu
 from tests.bench.kernels_work import (
     BLOCK,
     Case,
@@ -70,7 +70,7 @@ def measure(steps: int, repeats: int) -> dict[str, Any]:
         "octile_overhead": _octile_overhead(steps, repeats),
         **_gather_figures(repeats),
         **_capacity_figures(repeats),
-        "gpu": bench_gpu.measure(steps, repeats) if torch.cuda.is_available() else [],
+        "gpu": kernels_gpu.measure(steps, repeats) if torch.cuda.is_available() else [],
         "machine": {"threads": torch.get_num_threads(), "torch": torch.__version__},
     }
 
@@ -184,7 +184,7 @@ def table(figures: dict[str, Any]) -> str:
         for row in figures["rows"]
     ]
     lines += [f"{name}: {value:.3g}" for name, value in figures.items() if isinstance(value, float)]
-    lines.append(bench_gpu.table(figures["gpu"]) if figures["gpu"] else "gpu: no CUDA device")
+    lines.append(kernels_gpu.table(figures["gpu"]) if figures["gpu"] else "gpu: no CUDA device")
     return "\n".join(lines)
 
 

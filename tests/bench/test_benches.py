@@ -12,7 +12,7 @@ from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.signals import Lever
-from tests.bench import kernels as bench
+from tests.bench import kernels
 from tests.bench.kernels_work import Case
 from tests.bench.policy import busy_policy, measure, snapshots
 
@@ -42,13 +42,13 @@ def test_json_on_the_command_line() -> None:
 @pytest.mark.usefixtures("cpp_is_built")
 def test_bench_reports_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     small = Case(k=32, capacity=128, q=1, requests=1)
-    monkeypatch.setattr(bench, "REFERENCE", small)
-    monkeypatch.setattr(bench, "CASES", (small, Case(k=16, capacity=64, q=2, requests=2)))
-    figures = bench.measure(steps=32, repeats=1)
+    monkeypatch.setattr(kernels, "REFERENCE", small)
+    monkeypatch.setattr(kernels, "CASES", (small, Case(k=16, capacity=64, q=2, requests=2)))
+    figures = kernels.measure(steps=32, repeats=1)
     assert {"rows", "cpp_over_torch", "octile_overhead", "gather_over_memcpy"} <= set(figures)
     assert {"backend", "k", "capacity", "q", "us_per_request"} <= set(figures["rows"][0])
     backends_run = {row["backend"] for row in figures["rows"]}
     assert backends_run >= {"torch", "cpp"}
     ratios = {row["miss_ratio"] for row in figures["rows"] if row["q"] == 1}
     assert len(ratios) == 1, "every backend must have done the same work"
-    assert "us/request" in bench.table(figures)
+    assert "us/request" in kernels.table(figures)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hisparsed.control.journal.records import Applied
-from hisparsed.control.observe import bounded, command_for, confirm, observe
+from hisparsed.control.observe import bounded_levers, command_for, confirm, observe
 from hisparsed.engine.messages import (
     AdmissionCommand,
     EngineCommand,
@@ -140,8 +140,8 @@ async def test_what_the_engine_bounded(
         admission=AdmissionCommand(order=AdmissionOrder.HELD_PREFIX_FIRST, max_running=5),
     )
     result = await node.engine.apply(command)
-    assert bounded(command, result) == ()
-    (difference,) = bounded(command, result.model_copy(update=changed))
+    assert bounded_levers(command, result) == ()
+    (difference,) = bounded_levers(command, result.model_copy(update=changed))
     assert (difference.lever, difference.wanted, difference.found) == (lever, wanted, found)
 
 
@@ -181,7 +181,7 @@ def test_reserve_and_leases_carry_over() -> None:
 async def test_a_reserve_that_the_engine_bounded_or_lost_is_told(node: Any) -> None:
     command = EngineCommand(reserve_target_blocks=50)
     result = (await node.engine.apply(command)).model_copy(update={"reserve_target_blocks": 40})
-    (difference,) = bounded(command, result)
+    (difference,) = bounded_levers(command, result)
     assert (difference.lever, difference.wanted) == (Lever.SPLIT, "50 in reserve")
     node.engine.reserve = 0
     report = await node.engine.report()

@@ -31,7 +31,7 @@ from hisparsed.control.journal.records import (
 from hisparsed.control.journal.store import Query, tick_in_file
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.operator import restore_overrides
-from hisparsed.control.state_files import OverrideFile, TargetFile, restored
+from hisparsed.control.state_files import OverrideFile, TargetFile, with_kept_targets
 from hisparsed.node.engine.records import EngineRecord, RestartFile
 from hisparsed.node.engine.values import EngineValues
 from hisparsed.policy.decide import start_commands
@@ -133,7 +133,9 @@ def test_targets_are_taken_up_by_the_same_policy_on_the_same_node(folder: Path) 
     assert targets is not None
     assert source.bind(snapshot.geometry) == ()
     policy = source.in_force.policy
-    begun = restored(start_commands(policy, snapshot.geometry), targets, policy, snapshot.geometry)
+    begun = with_kept_targets(
+        start_commands(policy, snapshot.geometry), targets, policy, snapshot.geometry
+    )
     assert (begun.offload_target_blocks, begun.multiplier) == (235, 4.0)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hisparsed.control.state_files import TARGETS_FILE_NAME, TargetFile, Targets, restored
+from hisparsed.control.state_files import TARGETS_FILE_NAME, TargetFile, Targets, with_kept_targets
 from hisparsed.policy.decide import start_commands
 from hisparsed.policy.signals import AdmissionOrder
 
@@ -102,7 +102,7 @@ async def test_the_policys_bounds_apply_to_what_is_restored(node: Any) -> None:
     geometry, policy, targets = await parts(node)
     start = start_commands(policy, geometry)
     wild = replace(targets, offload_target_blocks=10_000, multiplier=1_000.0)
-    commands = restored(start, wild, policy, geometry)
+    commands = with_kept_targets(start, wild, policy, geometry)
     assert commands.offload_target_blocks is not None
     assert commands.hisparse_target_blocks is not None
     assert commands.offload_target_blocks + commands.hisparse_target_blocks == 1_000
@@ -119,7 +119,7 @@ async def test_levers_that_the_policy_may_not_act_on_are_not_restored(
     geometry = (await off.engine.report()).geometry
     policy = off.source.active.value
     start = start_commands(policy, geometry)
-    assert restored(start, targets, policy, geometry) == start
+    assert with_kept_targets(start, targets, policy, geometry) == start
 
 
 async def test_a_node_that_comes_back_begins_where_it_was(

@@ -15,7 +15,7 @@ import pytest
 from control_node import POLICY, Node
 from state_node import not_permitted
 
-from hisparsed.control import live_policy as policy_source
+from hisparsed.control import live_policy
 from hisparsed.control.file_watch import Watched, fingerprint, watch_files
 from hisparsed.policy.document import read_document
 from hisparsed.policy.yaml_tree import MAX_BYTES
@@ -230,7 +230,7 @@ async def test_a_document_on_which_the_daemon_fails_is_rejected_like_any_other(
     def fails(*_: Any) -> None:
         raise ArithmeticError("half of \ud800")
 
-    monkeypatch.setattr(policy_source, "check_policy", fails)
+    monkeypatch.setattr(live_policy, "check_policy", fails)
     node.policy_path.write_text(OTHER)
     await looks.look(LOOKS)
     monkeypatch.undo()

@@ -16,10 +16,9 @@ from state_node import LimitedDisk, RealDisk, StateNode, not_permitted
 from hisparsed.canary.watch import FOLDER, MOST_FILES, save_evidence
 from hisparsed.control.journal.journal import FIRST_RETRY_S
 from hisparsed.control.operator import restore_overrides
-from hisparsed.control.state_files import TARGETS_FILE_NAME as TARGETS
-from hisparsed.control.state_files import OverrideFile, TargetFile, Targets
+from hisparsed.control.state_files import TARGETS_FILE_NAME, OverrideFile, TargetFile, Targets
 from hisparsed.engine.reference.model_folder import model_config, write_model_folder
-from hisparsed.node.engine import records as engine_evidence
+from hisparsed.node.engine import records
 
 
 @pytest.fixture(params=["a full file system", "a limit on file sizes"])
@@ -119,7 +118,7 @@ async def test_the_status_says_what_is_not_kept_and_why(
     node.close_journal()
 
 
-@pytest.mark.parametrize("save", [save_evidence, engine_evidence.save_evidence])
+@pytest.mark.parametrize("save", [save_evidence, records.save_evidence])
 def test_evidence_on_a_full_disk_is_whole_or_not_there(real_disk: RealDisk, save: Any) -> None:
     first = save(real_disk.folder, {"at_unix_s": 1.0, "what": "x" * 10_000})
     with real_disk.full(), pytest.raises(OSError, match="No space left"):
@@ -192,7 +191,7 @@ async def test_a_start_on_a_damaged_file_that_cannot_be_quarantined(
     tmp_path: Path, real_disk: RealDisk
 ) -> None:
     (real_disk.folder / "overrides.json").write_text("{")
-    (real_disk.folder / TARGETS).write_text('{"version": 1, "policy_ha')
+    (real_disk.folder / TARGETS_FILE_NAME).write_text('{"version": 1, "policy_ha')
     real_disk.read_only()
     node = Node(tmp_path, state=real_disk.folder)
     restore_overrides(node.source, node.recorder, real_disk.folder)
@@ -206,7 +205,7 @@ async def test_a_start_on_a_damaged_file_that_cannot_be_quarantined(
 
 @pytest.mark.parametrize(
     ("save", "folder"),
-    [(save_evidence, FOLDER), (engine_evidence.save_evidence, engine_evidence.FOLDER)],
+    [(save_evidence, FOLDER), (records.save_evidence, records.FOLDER)],
 )
 def test_the_newest_evidence_stays_after_a_clock_was_set_back(
     tmp_path: Path, save: Any, folder: str

@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 from time_against_vllm import VllmCall, vllm_op
 
 from hisparsed.kernels.api import Resolution, gather, raise_errors
-from tests.bench import kernels_gpu as bench_gpu
+from tests.bench import kernels_gpu
 from tests.bench.kernels_work import Case, make_inputs, miss_ratio
 
 DEVICE = torch.device("cuda")
@@ -39,11 +39,11 @@ def op() -> Any:
     ids=str,
 )
 def test_attention_reads_the_same_bytes(op: Any, case: Case, record_property: Any) -> None:
-    inputs = bench_gpu.on_device(make_inputs(case, steps=12, seed=2), DEVICE)
+    inputs = kernels_gpu.on_device(make_inputs(case, steps=12, seed=2), DEVICE)
     theirs = VllmCall(op, case, inputs)
     theirs.host.random_(generator=torch.Generator().manual_seed(1))
-    state = bench_gpu.fresh_state(case, DEVICE)
-    _, slab, layout = bench_gpu.memories(inputs, DEVICE)
+    state = kernels_gpu.fresh_state(case, DEVICE)
+    _, slab, layout = kernels_gpu.memories(inputs, DEVICE)
     out = Resolution.create(*inputs.steps[0].shape, device=DEVICE)
     host = theirs.host.view(-1)
     for topk in inputs.steps:
@@ -51,13 +51,13 @@ def test_attention_reads_the_same_bytes(op: Any, case: Case, record_property: An
         torch.ops._C_cache_ops.hisparse_gather_compact(
             theirs.host, theirs.slab, theirs.swap_host, theirs.swap_device, theirs.counts
         )
-        bench_gpu.step(state, inputs, topk, out)
+        kernels_gpu.step(state, inputs, topk, out)
         gather(host, slab, layout, out.swap_host, out.swap_physical, out.swap_counts)
         assert torch.equal(theirs.valid, out.valid_counts)
         known = theirs.hot_rows >= 0
         assert torch.equal(known, out.physical_rows >= 0)
-        read_theirs = theirs.slab.view(-1, bench_gpu.ROW_BYTES)[theirs.hot_rows[known].long()]
-        read_ours = slab.view(-1, bench_gpu.ROW_BYTES)[out.physical_rows[known]]
+        read_theirs = theirs.slab.view(-1, kernels_gpu.ROW_BYTES)[theirs.hot_rows[known].long()]
+        read_ours = slab.view(-1, kernels_gpu.ROW_BYTES)[out.physical_rows[known]]
         assert torch.equal(read_theirs, read_ours)
         assert int(read_ours.any(dim=1).sum()) == read_ours.shape[0], "no row is empty"
     raise_errors(DEVICE)

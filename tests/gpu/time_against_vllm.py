@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.bench import kernels_gpu as bench_gpu
+from tests.bench import kernels_gpu
 from tests.bench.kernels_work import BLOCK, Case, Inputs, make_inputs
 
 STEPS = 32
@@ -24,9 +24,9 @@ ARGUMENTS = 25
 
 def main() -> None:
     op = vllm_op()
-    cases = [case for case in bench_gpu.CASES if case.capacity >= case.q * case.k]
+    cases = [case for case in kernels_gpu.CASES if case.capacity >= case.q * case.k]
     for case in cases:
-        ours = bench_gpu.measure_case(case, STEPS, REPEATS)
+        ours = kernels_gpu.measure_case(case, STEPS, REPEATS)
         theirs = vllm_us(op, case)
         line = ours | {"vllm_resolve_us": theirs, "over_vllm": ours["resolve_us"] / theirs}
         sys.stdout.write(json.dumps(line) + "\n")
@@ -51,14 +51,14 @@ def vllm_op() -> Any:
 def vllm_us(op: Any, case: Case) -> float:
     """Microseconds of one step."""
     device = torch.device("cuda")
-    inputs = bench_gpu.on_device(make_inputs(case, STEPS, seed=1), device)
+    inputs = kernels_gpu.on_device(make_inputs(case, STEPS, seed=1), device)
     call = VllmCall(op, case, inputs)
 
     def resolve_all() -> None:
         for topk in inputs.steps:
             call(topk)
 
-    return bench_gpu.replay_us(resolve_all, REPEATS) / STEPS
+    return kernels_gpu.replay_us(resolve_all, REPEATS) / STEPS
 
 
 class VllmCall:
@@ -71,8 +71,8 @@ class VllmCall:
         def ints(*shape: int, fill: int = 0) -> torch.Tensor:
             return torch.full(shape, fill, dtype=torch.int32, device="cuda")
 
-        row = (geometry.host_rows, bench_gpu.ROW_BYTES)
-        slab = (geometry.slab_blocks, BLOCK, bench_gpu.ROW_BYTES)
+        row = (geometry.host_rows, kernels_gpu.ROW_BYTES)
+        slab = (geometry.slab_blocks, BLOCK, kernels_gpu.ROW_BYTES)
         self.host = torch.zeros(row, dtype=torch.uint8, pin_memory=True)
         self.slab = torch.zeros(slab, dtype=torch.uint8, device="cuda")
         self.positions = ints(case.requests, case.capacity, fill=-1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hisparsed.node import service as notify
+from hisparsed.node import service
 from hisparsed.node.engine.values import engine_stop_s, start_limit_s
 from hisparsed.node.service import ServiceManager, service_manager
 
@@ -164,7 +164,7 @@ async def test_a_busy_start_asks_for_time_until_its_limit(
         if clock.now_s >= 100 + 35:
             limit_reached.set()
 
-    monkeypatch.setattr(notify.asyncio, "sleep", pass_time)
+    monkeypatch.setattr(service.asyncio, "sleep", pass_time)
     async with manager.busy("Starting the engine", at_most_s=35):
         await limit_reached.wait()
     heard = listener.heard()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hisparsed.errors import UserError
-from hisparsed.operations.install import FileOutcome, InstallLayout, install
+from hisparsed.operations.install import FileOutcome, InstallLayout, install_files
 
 PROGRAM = Path(sys.executable).with_name("hisparsed")
 UNIT = "etc/systemd/system/hisparsed.service"
@@ -24,7 +24,7 @@ def layout(root: Path, *, prefix: Path | None = None, systemd: int | None = None
 
 
 def laid_out(root: Path, **options: object) -> dict[str, FileOutcome]:
-    done = install(layout(root, **options), dry_run=False)  # type: ignore[arg-type]
+    done = install_files(layout(root, **options), dry_run=False)  # type: ignore[arg-type]
     return {str(one.path): one.outcome for one in done}
 
 
@@ -86,9 +86,9 @@ def test_an_edited_document_is_kept_and_an_old_unit_replaced(tmp_path: Path) -> 
 
 
 def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
-    said = install(layout(tmp_path), dry_run=True)
+    said = install_files(layout(tmp_path), dry_run=True)
     assert list(tmp_path.iterdir()) == []
-    assert said == install(layout(tmp_path), dry_run=False)
+    assert said == install_files(layout(tmp_path), dry_run=False)
 
 
 def test_files_are_for_all_to_read_and_nothing_half_written_stays(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_files_are_for_all_to_read_and_nothing_half_written_stays(tmp_path: Path
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "etc").write_text("a file")
     with pytest.raises(UserError, match=r"etc/systemd/system/hisparsed\.service"):
-        install(layout(tmp_path), dry_run=False)
+        install_files(layout(tmp_path), dry_run=False)
 
 
 @pytest.mark.parametrize(("version", "there"), [(None, False), (252, False), (254, True)])

@@ -13,7 +13,7 @@ import pytest
 from hisparsed.policy.admission import ageing_s, natural_wait_s
 from hisparsed.policy.decide import decide, start_commands
 from hisparsed.policy.decisions import Reason
-from hisparsed.policy.memory import Memory, observe
+from hisparsed.policy.memory import Memory, remember
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import AdmissionOrder, AdmissionRules, Lever
 
@@ -147,7 +147,7 @@ def queued(kit, waiting: int, ended_a_minute: int, seconds: int = 120):
     for second in range(seconds + 1):
         ended = second * ended_a_minute // 60
         one = kit.change(snapshot, at_s=1_000.0 + second, requests__finished_total=ended)
-        memory = observe(ageing_policy(), one, memory)
+        memory = remember(ageing_policy(), one, memory)
     return memory
 
 

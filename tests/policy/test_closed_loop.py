@@ -24,7 +24,7 @@ from hisparsed.engine.host.ghost_list import GhostList, PrefixGhosts
 from hisparsed.policy.admission import ageing_s
 from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
-from hisparsed.policy.memory import Memory, observe
+from hisparsed.policy.memory import Memory, remember
 from hisparsed.policy.reach import reach_now
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import GhostPoint, HiSparsePool, Lever, OffloadPool, Prefix, Tokens
@@ -485,7 +485,7 @@ class Queue:
             requests__waiting=len(self.waiting),
             requests__finished_total=self.ended,
         )
-        self.memory = observe(self.policy, snapshot, self.memory)
+        self.memory = remember(self.policy, snapshot, self.memory)
         self.bound_s = ageing_s(self.policy, self.memory, self.bound_s)
         self.bounds.append(self.bound_s)
         calls = [

@@ -17,7 +17,7 @@ from hisparsed.config.node import shipped_config
 from hisparsed.config.node_description import load_node_description
 from hisparsed.control.journal.replay import replay_journal
 from hisparsed.engine.messages import EngineCommand
-from hisparsed.engine.simulated import node as lookups
+from hisparsed.engine.simulated import node as simulated_node
 from hisparsed.engine.simulated.node import RememberedLookups, SimulatedCall, SimulatedNode
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions
 from hisparsed.errors import UserError
@@ -248,7 +248,7 @@ def test_every_answer_is_vllms_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         asked.append(own[1])
         return found
 
-    monkeypatch.setattr(lookups.RememberedLookups, "find_longest_cache_hit", compared)
+    monkeypatch.setattr(simulated_node.RememberedLookups, "find_longest_cache_hit", compared)
     traffic = (Traffic(TraceSessions(agents(9, 6, first=1200), 64), 9),)
     scenario = Scenario(node, traffic, node.host.budget, duration_s=40.0, warmup_s=10.0)
     run_policy(scenario, choose_policy("policy"), 0, work_folder=tmp_path)

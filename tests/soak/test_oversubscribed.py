@@ -14,7 +14,7 @@ from hisparsed.policy.reach import reach_at
 from hisparsed.replay.scaled_trace import ScaledTrace, scale_trace
 from hisparsed.replay.trace import load_trace
 from hisparsed.soak.engine import SteppedClock
-from tests.bench import oversubscribed as virtual_load
+from tests.bench import oversubscribed
 from tests.bench.oversubscribed import (
     Load,
     Row,
@@ -46,7 +46,7 @@ def test_a_step_takes_its_fixed_time_and_a_time_for_each_token(
     plain = served(trace, clients=1)
     assert plain.ttft_s
     assert plain.ttft_s == pytest.approx([0.021] * len(plain.ttft_s))
-    monkeypatch.setattr(virtual_load, "TOKEN_S", 0.1)
+    monkeypatch.setattr(oversubscribed, "TOKEN_S", 0.1)
     slow = served(trace, clients=1)
     assert slow.ttft_s == pytest.approx([0.12] * len(slow.ttft_s))
 

@@ -122,7 +122,7 @@ class _Phase(Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. ``bounded`` makes the class that a server's configuration takes."""
+    """One connection. ``bounded_protocol`` makes the class that a server's configuration takes."""
 
     bounds: Connections
     error_body: ErrorBody
@@ -314,7 +314,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
 
-def bounded(
+def bounded_protocol(
     connections: Connections,
     error_body: ErrorBody,
     base: type[BoundedProtocol] = BoundedProtocol,

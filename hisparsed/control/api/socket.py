@@ -29,7 +29,7 @@ from hisparsed.control.api.http_server import (
     Connections,
     HttpLimits,
     QuietServer,
-    bounded,
+    bounded_protocol,
 )
 from hisparsed.errors import UserError
 from hisparsed.policy.events import EventKind
@@ -185,7 +185,7 @@ class ControlServer:
         listener = self._bind()
         self._server = QuietServer(
             PeerGuard(self._application),
-            bounded(self.connections, error_body, PeerProtocol),
+            bounded_protocol(self.connections, error_body, PeerProtocol),
             graceful_s=_STOP_S,
         )
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))

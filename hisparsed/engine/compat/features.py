@@ -12,7 +12,7 @@ from hisparsed.config.node import NodeConfig
 from hisparsed.engine.compat.versions import (
     OVERRIDE_HINT,
     WHY_TESTED,
-    judge,
+    judge_version,
     overridden,
     supported_text,
 )
@@ -73,7 +73,7 @@ FEATURES = (
 
 def missing_features(config: NodeConfig, found: str) -> list[str]:
     """What ``config`` asks for and vLLM ``found`` cannot do, in sentences."""
-    if not judge(found).may_start:
+    if not judge_version(found).may_start:
         return []
     release = Version(found).release[:2]
     return [
@@ -98,7 +98,7 @@ def require_supported_vllm(
         raise UserError(
             f"vLLM is not installed; it runs the model: pip install 'hisparsed[{extra}]'"
         )
-    verdict = judge(found)
+    verdict = judge_version(found)
     if not verdict.may_start and not overridden(config.allow_untested_vllm, environment):
         raise UserError(
             f"{verdict.sentence}; {WHY_TESTED}. Install one of {supported_text()}. {OVERRIDE_HINT}"

@@ -82,7 +82,7 @@ def _written_version() -> str | None:
     return None
 
 
-def judge(found: str) -> VersionVerdict:
+def judge_version(found: str) -> VersionVerdict:
     """What is known of version ``found``. Patches of a tested release count as tested."""
     try:
         parsed = Version(found)

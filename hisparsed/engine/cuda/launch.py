@@ -20,8 +20,7 @@ import psutil
 
 from hisparsed.config.machine import machine_memory_bytes
 from hisparsed.config.node import NodeConfig
-from hisparsed.engine.cuda import checks
-from hisparsed.engine.cuda import model_config as tiny_model
+from hisparsed.engine.cuda import checks, model_config
 from hisparsed.engine.cuda.checks import GpuFacts, MachineFacts
 from hisparsed.engine.cuda.model_config import BLOCK_TOKENS, ModelFacts, facts_of, read_model
 from hisparsed.engine.cuda.nvml import GpuReader, log_unreadable, nvidia_library
@@ -50,8 +49,8 @@ def decode_query_len(config: NodeConfig) -> int:
 
 def served_names(config: NodeConfig) -> tuple[str, ...]:
     """What clients may ask for: every ``served_model_name``, else the model."""
-    if config.model == tiny_model.TINY_MODEL:
-        return (tiny_model.TINY_MODEL,)
+    if config.model == model_config.TINY_MODEL:
+        return (model_config.TINY_MODEL,)
     names = config.engine_args.get("served_model_name") or config.model
     return tuple(str(name) for name in (names if isinstance(names, list) else [names]))
 
@@ -65,7 +64,7 @@ def asked_multiplier(config: NodeConfig, policy: HotPolicy) -> float:
 
 def require_startable(config: NodeConfig, *, max_multiplier: float) -> None:
     """Refuse all that can never start, in one error. Raises ``UserError``."""
-    machine = read_machine()
+    machine = read_machine_facts()
     _raise(
         [
             *checks.machine_problems(config, machine),
@@ -102,12 +101,12 @@ def model_facts(config: NodeConfig) -> ModelFacts | None:
     """Facts of the model; ``None`` where only vLLM can look it up. Raises ``UserError``."""
     if config.model is None:
         raise UserError("model: a cuda node has no model of its own; name a folder or a model")
-    if config.model == tiny_model.TINY_MODEL:
-        return facts_of(tiny_model.tiny_config())
+    if config.model == model_config.TINY_MODEL:
+        return facts_of(model_config.tiny_config())
     return read_model(config.model)
 
 
-def read_machine(*, on_unreadable: Callable[[str], None] = log_unreadable) -> MachineFacts:
+def read_machine_facts(*, on_unreadable: Callable[[str], None] = log_unreadable) -> MachineFacts:
     """What this machine has free now; ``on_unreadable`` gets what the driver does not say."""
     reader = GpuReader(nvidia_library(), os.environ, on_unreadable=on_unreadable)
     try:
@@ -178,10 +177,10 @@ def engine_arguments(config: NodeConfig) -> dict[str, Any]:
     if cuda.kernels == "hisparsed":
         ours["worker_extension_cls"] = WORKER_EXTENSION
     model: dict[str, Any] = {}
-    if config.model == tiny_model.TINY_MODEL:
-        folder = tiny_model.write_tiny_model(config.state_dir / "tiny-model")
-        model = {"model": str(folder), "served_model_name": [tiny_model.TINY_MODEL]}
-        model |= tiny_model.TINY_ENGINE_ARGS
+    if config.model == model_config.TINY_MODEL:
+        folder = model_config.write_tiny_model(config.state_dir / "tiny-model")
+        model = {"model": str(folder), "served_model_name": [model_config.TINY_MODEL]}
+        model |= model_config.TINY_ENGINE_ARGS
     given = {name: value for name, value in ours.items() if value is not None}
     return {**config.engine_args, **given, **model}
 

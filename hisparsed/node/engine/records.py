@@ -24,7 +24,7 @@ from hisparsed.control.state_files import save_evidence_file, write_state_file
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.status.document import Status
 from hisparsed.logs.ring import LogLine
-from hisparsed.node.engine.values import EngineValues, restored
+from hisparsed.node.engine.values import EngineValues, values_from
 
 log = logging.getLogger("hisparsed.daemon")
 
@@ -65,7 +65,7 @@ class EngineRecord:
         if self._document.good is None:
             return None
         try:
-            return restored(self._document.good, daemon)
+            return values_from(self._document.good, daemon)
         except ValueError as error:
             log.warning("%s: its last good values are not of this version: %s", self.path, error)
             return None

@@ -32,12 +32,12 @@ def plan_sentence(
     else:
         first = f"The {calls} calls that are open are cut off with 503, and new ones get it too."
     took = f" The last start took {last_start_s:.0f}s." if last_start_s is not None else ""
-    new = f"with {changes_text(changes)}" if changes else "with the values that it runs with now"
+    new = f"with {pending_text(changes)}" if changes else "with the values that it runs with now"
     rest = f" Only a restart of the daemon changes {keys_text(left)}." if left else ""
     return f"{first} Then the engine stops and starts {new}.{took} Cached prefixes are lost.{rest}"
 
 
-def changes_text(changes: Sequence[PendingRestart]) -> str:
+def pending_text(changes: Sequence[PendingRestart]) -> str:
     return ", ".join(f"{one.key} {one.wanted} (was {one.running})" for one in changes)
 
 
@@ -87,7 +87,7 @@ class EngineReporter:
         self._event(EventKind.ENGINE_START_FAILED, f"The engine did not start: {why}.{then}")
 
     def ready(self, took_s: float, changes: tuple[PendingRestart, ...], actor: str) -> None:
-        new = f" Now in force: {changes_text(changes)}." if changes else ""
+        new = f" Now in force: {pending_text(changes)}." if changes else ""
         took = format_duration(max(1, round(took_s)))
         self._event(EventKind.ENGINE_READY, f"The engine serves after {took}.{new}", actor=actor)
 
@@ -98,7 +98,7 @@ class EngineReporter:
     def quarantined(self, why: str, changes: tuple[PendingRestart, ...], actor: str) -> None:
         self._event(
             EventKind.ENGINE_QUARANTINED,
-            f"The engine does not start with {changes_text(changes) or 'these values'}: {why}. "
+            f"The engine does not start with {pending_text(changes) or 'these values'}: {why}. "
             "They are quarantined, and the last good values are started again.",
             actor=actor,
         )
@@ -107,7 +107,7 @@ class EngineReporter:
         """A daemon was started with values that are known not to start an engine."""
         self._event(
             EventKind.ENGINE_QUARANTINED,
-            f"{changes_text(changes)} did not start an engine before ({why}), so the last good "
+            f"{pending_text(changes)} did not start an engine before ({why}), so the last good "
             "values are started. `hisparsed engine restart` tries them again.",
         )
 

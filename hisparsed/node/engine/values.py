@@ -74,7 +74,7 @@ class EngineValues:
         return sha256(text.encode()).hexdigest()
 
     def document(self) -> dict[str, Any]:
-        """For a file; ``restored`` reads it."""
+        """For a file; ``values_from`` reads it."""
         # Only what was written: some keys are refused where they have no meaning.
         values = self.config.model_dump(mode="json", exclude=set(DAEMON_KEYS), exclude_unset=True)
         return {"config": values, "max_multiplier": self.max_multiplier}
@@ -111,7 +111,7 @@ def multiplier_key(config: NodeConfig, kind: NodeKind) -> str:
     return "hot.start" if kind == "cuda" and config.cuda.kernels == "vllm" else "hot.max"
 
 
-def restored(document: dict[str, Any], daemon: NodeConfig) -> EngineValues:
+def values_from(document: dict[str, Any], daemon: NodeConfig) -> EngineValues:
     """What ``document`` kept, with what is the daemon's from ``daemon``.
 
     Raises ``ValueError`` (pydantic's included) when it is not of this version.

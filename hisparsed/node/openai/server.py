@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hisparsed.config.sections import ApiLimits
-from hisparsed.control.api.http_server import Connections, HttpLimits, QuietServer, bounded
+from hisparsed.control.api.http_server import Connections, HttpLimits, QuietServer, bounded_protocol
 from hisparsed.engine.context_limit import ContextLimit
 from hisparsed.logs.privacy import begin_call
 from hisparsed.node.openai.admission import Admission, App, Receive, Scope
@@ -139,7 +139,7 @@ def connections_of(limits: ApiLimits) -> Connections:
 
 def http_server(app: Any, connections: Connections) -> QuietServer:
     """A server of ``app`` that keeps to the limits of ``connections``, one listener's."""
-    return QuietServer(app, bounded(connections, _error_body), graceful_s=_GRACEFUL_S)
+    return QuietServer(app, bounded_protocol(connections, _error_body), graceful_s=_GRACEFUL_S)
 
 
 def _error_body(status: int, code: str, message: str) -> bytes:

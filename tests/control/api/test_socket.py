@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hisparsed.control.api import socket as peer_module
+from hisparsed.control.api import socket as control_socket
 from hisparsed.control.api.client import ControlClient
 from hisparsed.control.api.socket import ControlServer, Peer, may_change, peer_of, recorded_actor
 from hisparsed.control.status.document import Lifecycle
@@ -213,7 +213,7 @@ async def test_a_change_over_the_socket_is_recorded_with_its_user(node: Any) -> 
 async def test_somebody_outside_the_group_may_look_but_not_change(
     node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_module, "peer_of", lambda connection: Peer(2**31 - 7, frozenset()))
+    monkeypatch.setattr(control_socket, "peer_of", lambda connection: Peer(2**31 - 7, frozenset()))
     await node.open()
     path = node.folder / "control.sock"
     await ask_as_a_client(path, lambda client: client.status())

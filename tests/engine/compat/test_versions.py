@@ -16,7 +16,7 @@ from hisparsed.engine.compat.versions import (
     TESTED,
     Standing,
     installed_vllm,
-    judge,
+    judge_version,
     overridden,
 )
 from hisparsed.errors import UserError
@@ -41,7 +41,7 @@ PLAIN = NodeConfig(host_budget=1 << 30)
     ],
 )
 def test_a_version_is_judged_by_its_release(version: str, standing: Standing) -> None:
-    verdict = judge(version)
+    verdict = judge_version(version)
 
     assert verdict.standing is standing
     assert (standing is Standing.TESTED) != (version in verdict.sentence)

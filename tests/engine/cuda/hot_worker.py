@@ -18,7 +18,7 @@ import pytest
 import torch
 from vllm.v1.hisparse import runtime as vllm_runtime
 
-from hisparsed.engine.cuda.residency import vllm_hooks as extension
+from hisparsed.engine.cuda.residency import vllm_hooks
 from hisparsed.engine.cuda.residency.runtime import install
 from hisparsed.engine.cuda.residency.worker import SentLeases, WorkerResidency
 
@@ -55,7 +55,7 @@ class UnpinnedTorch:
 
 def two_hot_groups(patch: pytest.MonkeyPatch) -> None:
     """The miniature has no cache configuration of vLLM's; its hot groups are all there are."""
-    patch.setattr(extension, "hot_cache_groups", lambda _: [0, 1])
+    patch.setattr(vllm_hooks, "hot_cache_groups", lambda _: [0, 1])
 
 
 def without_cuda(patch: pytest.MonkeyPatch) -> None:
@@ -330,7 +330,7 @@ class HotWorker:
 
     def ask_to_shrink(self, leases: dict[str, int]) -> int:
         """The worker's call as vLLM makes it."""
-        worker = type("Worker", (extension.HotExtension,), {})()
+        worker = type("Worker", (vllm_hooks.HotExtension,), {})()
         worker.model_runner = self.model_runner()
         shrunk, moved = worker.hisparsed_resize_hot(leases)
         assert shrunk == sum(name in self.requests for name in leases)

@@ -12,8 +12,7 @@ import pytest
 from eight_h200 import GLM_CONFIG
 
 from hisparsed.config.node import NodeConfig, load_node_config, shipped_config
-from hisparsed.engine.cuda import checks, launch
-from hisparsed.engine.cuda import model_config as tiny_model
+from hisparsed.engine.cuda import checks, launch, model_config
 from hisparsed.engine.cuda.checks import GpuFacts, MachineFacts
 from hisparsed.engine.cuda.model_config import ModelFacts, facts_of, read_model
 from hisparsed.errors import UserError
@@ -58,11 +57,11 @@ def test_the_published_node_can_start() -> None:
     ("name", "machine", "model"),
     [
         ("8xh200-glm-5.3", MACHINE, GLM),
-        ("one-gpu-tiny", replace(MACHINE, gpus=(H200,)), facts_of(tiny_model.tiny_config())),
+        ("one-gpu-tiny", replace(MACHINE, gpus=(H200,)), facts_of(model_config.tiny_config())),
         (
             "one-gpu-tiny",
             MachineFacts(8 * GIB, 0, (GpuFacts(24 * GIB, (8, 9)),)),
-            facts_of(tiny_model.tiny_config()),
+            facts_of(model_config.tiny_config()),
         ),
     ],
 )
@@ -281,8 +280,8 @@ def test_weights_are_the_size_of_their_files(tmp_path: Path) -> None:
 
 
 def test_everything_that_is_wrong_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "read_machine", lambda: replace(MACHINE, gpus=()))
-    config = node(model=tiny_model.TINY_MODEL, engine_args={"pipeline_parallel_size": 2})
+    monkeypatch.setattr(launch, "read_machine_facts", lambda: replace(MACHINE, gpus=()))
+    config = node(model=model_config.TINY_MODEL, engine_args={"pipeline_parallel_size": 2})
     with pytest.raises(UserError) as refused:
         launch.require_startable(config, max_multiplier=START)
     places = [line.partition(":")[0] for line in str(refused.value).splitlines()]

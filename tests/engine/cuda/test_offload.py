@@ -123,7 +123,7 @@ def hisparse(core: Any) -> Any:
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch) -> list[SlowLane]:
     """Takes the place of CUDA streams."""
-    from hisparsed.engine.cuda import offload as offload_spec
+    from hisparsed.engine.cuda import offload
 
     made: list[SlowLane] = []
 
@@ -131,8 +131,8 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> list[SlowLane]:
         made.append(SlowLane(Stream(), others=others()))
         return made[-1]
 
-    monkeypatch.setattr(offload_spec, "CudaLane", lane)
-    monkeypatch.setattr(offload_spec, "CudaCalls", lambda device: None)
+    monkeypatch.setattr(offload, "CudaLane", lane)
+    monkeypatch.setattr(offload, "CudaCalls", lambda device: None)
     return made
 
 
@@ -367,7 +367,7 @@ def test_conversations_on_these_copies_give_the_reference_nodes_tokens(
         device_runs,
         pool_of,
     )
-    from hisparsed.engine.reference import connectors as offload
+    from hisparsed.engine.reference import connectors
 
     def talk(engine: Any, between_steps: Any) -> Any:
         talks = make_conversations(count=8, turns=3, first=400, later=80, answer=16, seed=5)
@@ -382,7 +382,7 @@ def test_conversations_on_these_copies_give_the_reference_nodes_tokens(
     def get_worker(spec: Any, kv_caches: Any) -> Any:
         pool = pool_of(hisparse_worker_of(spec.store, None))
         runs, blocks = device_runs(kv_caches)
-        layout = offload.reference_chunk_layout(spec.store)
+        layout = connectors.reference_chunk_layout(spec.store)
         return CudaChunkWorker(
             chunk_ranges(layout, pool, runs, blocks),
             lanes,
@@ -390,7 +390,7 @@ def test_conversations_on_these_copies_give_the_reference_nodes_tokens(
             before_store=pool.enqueue_pending_writes,
         )
 
-    monkeypatch.setattr(offload.ReferenceOffloadingSpec, "get_worker", get_worker)
+    monkeypatch.setattr(connectors.ReferenceOffloadingSpec, "get_worker", get_worker)
     engine = build_engine(folder, EngineShape(gpu_blocks=420, host_budget_bytes=20 << 20))
     budget = report(engine)["geometry"]["budget_blocks"]
     rng = random.Random(11)

@@ -30,7 +30,7 @@ from hot_worker import (
     without_cuda,
 )
 
-from hisparsed.engine.cuda.residency import vllm_hooks as extension
+from hisparsed.engine.cuda.residency import vllm_hooks
 from hisparsed.engine.cuda.residency.runtime import installed
 from hisparsed.engine.cuda.residency.vllm_hooks import HiSparseConnector
 from hisparsed.engine.cuda.residency.worker import Lease, LeaseUpdates
@@ -157,7 +157,7 @@ def test_a_shrink_that_failed_half_way_ends_the_engine(monkeypatch: pytest.Monke
 def test_a_worker_that_is_told_of_doubt_serves_no_further_step() -> None:
     worker = HotWorker(seed=3)
     worker.start("r", tokens=44, hot_blocks=9)
-    mixed = type("Worker", (extension.HotExtension,), {})()
+    mixed = type("Worker", (vllm_hooks.HotExtension,), {})()
     mixed.hisparsed_doubt_hot("ranks differ")
     mixed.hisparsed_doubt_hot("and again")
     with pytest.raises(RuntimeError, match="hot buffers are in doubt: ranks differ"):
@@ -296,10 +296,10 @@ def test_the_newest_worker_is_the_one_that_is_asked() -> None:
 
 
 def test_a_worker_of_vllms_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hisparsed.engine.cuda.residency import runtime as install
+    from hisparsed.engine.cuda.residency import runtime
 
-    monkeypatch.setattr(install, "_installed", [])
-    mixed = type("Worker", (extension.HotExtension,), {})()
+    monkeypatch.setattr(runtime, "_installed", [])
+    mixed = type("Worker", (vllm_hooks.HotExtension,), {})()
     mixed.model_runner = SimpleNamespace()
     with pytest.raises(RuntimeError, match="vLLM's own HiSparse kernels"):
         mixed.hisparsed_hot_figures()

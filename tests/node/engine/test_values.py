@@ -10,7 +10,7 @@ import pytest
 from hisparsed.config.machine import NodeKind
 from hisparsed.config.node import NodeConfig
 from hisparsed.node.engine.records import ENGINE_FILE, EngineRecord
-from hisparsed.node.engine.values import DAEMON_KEYS, EngineValues, multiplier_key, restored
+from hisparsed.node.engine.values import DAEMON_KEYS, EngineValues, multiplier_key, values_from
 
 
 def config(**changes: Any) -> NodeConfig:
@@ -135,6 +135,6 @@ def test_a_record_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
 def test_what_is_not_of_this_version_is_refused() -> None:
     with pytest.raises(ValueError, match="missing"):
-        restored({"config": {}}, config())
+        values_from({"config": {}}, config())
     with pytest.raises(ValueError, match="host_budget"):
-        restored({"config": {}, "max_multiplier": 4}, config())
+        values_from({"config": {}, "max_multiplier": 4}, config())

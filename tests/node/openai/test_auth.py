@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from hisparsed.node.openai import auth as key_guard
+from hisparsed.node.openai import auth
 from hisparsed.node.openai.admission import MAX_BODY_BYTES
 from hisparsed.node.openai.auth import OPEN_PATHS, KeyGuard, keys_of
 
@@ -137,7 +137,7 @@ async def test_every_key_is_compared_and_in_constant_time(monkeypatch: pytest.Mo
         compared.append((given, known))
         return compare_digest(given, known)
 
-    monkeypatch.setattr(key_guard, "compare_digest", compare)
+    monkeypatch.setattr(auth, "compare_digest", compare)
     header = {"Authorization": "Bearer one"}
     assert (await client("one", "two", "three").get("/v1/models", headers=header)).is_success
     assert len(compared) == 3
