@@ -11,9 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hisparsed.errors import UserError
-
-EXIT_USER_ERROR = 2
+from hisparsed.errors import EXIT_USER_ERROR, UserError
 
 
 @dataclass(frozen=True)
@@ -136,19 +134,19 @@ def root(
 
 
 def main() -> None:
-    """The console script. What an operator can put right ends in one message and exit code 2."""
+    """The console script. What an operator can put right ends in one message and its exit code."""
     try:
         app()
     except UserError as error:
-        _fail(str(error))
+        _fail(str(error), error.exit_code)
     except Exception as error:
         from hisparsed.policy.problems import ConfigError
 
         if not isinstance(error, ConfigError):
             raise
-        _fail(error.render())
+        _fail(error.render(), EXIT_USER_ERROR)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int) -> None:
     print(f"hisparsed: {message}", file=sys.stderr)  # noqa: T201 (standard error is the place)
-    sys.exit(EXIT_USER_ERROR)
+    sys.exit(code)

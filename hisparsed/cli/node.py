@@ -1,13 +1,14 @@
 """`hisparsed serve`, `status`, `top` and `explain`: run a node and look at it.
 
-``serve`` exits with 0 after a clean stop, 2 for wrong input, and 70 when no engine could be kept
-running. ``status`` and ``explain`` exit with 2 when no daemon answers. ``top --once`` and
-``top --json`` exit with 1 when some node did not answer and with 2 when none did. Imports beyond
-typer wait until a command runs.
+``serve`` exits with 0 after a stop that it was told to make, 2 for wrong input, and 70 when no
+engine could be started or kept running. ``status`` and ``explain`` exit with 2 when no daemon
+answers. ``top --once`` and ``top --json`` exit with 1 when some node did not answer and with 2
+when none did. Imports beyond typer wait until a command runs.
 """
 
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -28,6 +29,9 @@ def serve(
     ] = False,
 ) -> None:
     """Run the node."""
+    # As process 1 of a container it would not even get a signal that it has no handler for.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop_before_the_start)
     from hisparsed.config.machine import detect_node_kind, machine_memory_bytes, nvidia_gpus
     from hisparsed.config.node import load_node_config
     from hisparsed.control.doctor import Doctor
@@ -57,6 +61,11 @@ def serve(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _stop_before_the_start(*_: object) -> None:
+    """Nothing is taken yet; ``run_node`` has handlers of its own."""
+    raise SystemExit(0)
 
 
 def status(as_json: JsonOption = False, socket: SocketOption = None) -> None:

@@ -33,7 +33,7 @@ from hisparsed.engine.messages import (
     RequestTable,
     report_from_wire,
 )
-from hisparsed.engine.plugin import CONTROL_METHOD, LAUNCHED_ENV
+from hisparsed.engine.plugin import CONTROL_METHOD, DAEMON_GROUP_ENV, LAUNCHED_ENV
 from hisparsed.engine.port import EngineGone, ServingCounters
 from hisparsed.errors import EngineStartError, UserError
 from hisparsed.policy.signals import EngineReport
@@ -145,6 +145,7 @@ def set_process_start(environ: MutableMapping[str, str]) -> None:
         raise UserError(problem)
     environ[METHOD_ENV] = METHOD
     environ[LAUNCHED_ENV] = "1"
+    environ[DAEMON_GROUP_ENV] = str(os.getpgrp())
 
 
 _CALL_TIMEOUT_S = 30.0

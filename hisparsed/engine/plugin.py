@@ -2,7 +2,9 @@
 
 vLLM loads general plugins into every process of every vLLM on the machine, so ``register``
 does nothing unless hisparsed launched the process. vLLM stops its engine core when told to; a
-daemon that was killed can no longer tell it, so the process also watches its parent.
+daemon that was killed can no longer tell it, so the process also watches its parent. The engine
+core leads a process group, which its workers are born into: Ctrl-C and supervisors that signal the
+daemon's group reach the daemon alone, which drains first.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from typing import Any
 
 LAUNCHED_ENV = "HISPARSED_ENGINE"
 """Set by hisparsed for the processes it starts."""
+DAEMON_GROUP_ENV = "HISPARSED_DAEMON_GROUP"
+"""The daemon's process group, for the same processes."""
 CONTROL_METHOD = "hisparsed_control"
 _HOT_WORKERS = "hisparsed_hot_workers"
 ACTIONS = ("report", "apply", "requests", "canary-begin", "canary-end")
@@ -76,7 +80,18 @@ def register() -> None:
     from vllm.v1.engine.core import EngineCore
 
     end_with_parent()
+    leave_group_of_daemon()
     setattr(EngineCore, CONTROL_METHOD, control)
+
+
+def leave_group_of_daemon() -> None:
+    """From now on what is sent to the daemon's process group does not reach this process.
+
+    Does nothing in the daemon, and in workers that are in their engine core's group.
+    """
+    spawned = multiprocessing.parent_process() is not None
+    if spawned and os.environ.get(DAEMON_GROUP_ENV) == str(os.getpgrp()):
+        os.setpgid(0, 0)
 
 
 EXIT_PARENT_GONE = 71

@@ -29,7 +29,7 @@ from hisparsed.control.file_watch import watch_files
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.watch import report_gpus
 from hisparsed.engine.launch import set_process_start
-from hisparsed.errors import UserError
+from hisparsed.errors import EXIT_ENGINE_GONE, UserError
 from hisparsed.logs.event_ids import NODE_KIND
 from hisparsed.node.engine.records import EngineRecord
 from hisparsed.node.engine.session import StoppedWhileStarting, start_session
@@ -53,7 +53,6 @@ from hisparsed.node.service import ServiceManager, watched_logs
 log = logging.getLogger("hisparsed.daemon")
 
 EXIT_STOPPED = 0
-EXIT_ENGINE_GONE = 70
 _SERVER_STOP_S = 5.0
 
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from hisparsed.cli import app as cli
-from hisparsed.errors import UserError
+from hisparsed.errors import EngineStartError, UserError
 from hisparsed.policy.problems import ConfigError, Problem
 
 
@@ -84,6 +84,32 @@ def test_user_error_is_one_line(
         cli.main()
     assert end.value.code == 2
     assert capsys.readouterr().err == "hisparsed: port 8000 is taken; choose another\n"
+
+
+def test_an_engine_that_does_not_start_may_another_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The service manager does not try again after 2."""
+    install(monkeypatch, EngineStartError("EngineCore was killed by SIGKILL"))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 70
+    assert "did not start: EngineCore was killed by SIGKILL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_stop_before_the_documents_are_read_is_a_clean_stop(number: str) -> None:
+    """As process 1 of a container a signal without a handler would be lost."""
+    told = (
+        "import os, signal\n"
+        "import hisparsed.config.machine as machine\n"
+        f"machine.machine_memory_bytes = lambda: os.kill(os.getpid(), signal.{number})\n"
+        "from hisparsed.cli.app import main\n"
+        "main()\n"
+    )
+    words = [sys.executable, "-c", told, "serve", "--config", "nowhere.yaml"]
+    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_config_error_shows_the_line(

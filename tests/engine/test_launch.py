@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,11 @@ def test_processes_are_spawned_with_our_plugin(before: dict[str, str]) -> None:
     environ = dict(before)
     assert start_method_problem(environ) is None
     set_process_start(environ)
-    assert environ == {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "HISPARSED_ENGINE": "1"}
+    assert environ == {
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "HISPARSED_ENGINE": "1",
+        "HISPARSED_DAEMON_GROUP": str(os.getpgrp()),
+    }
     set_process_start(environ)
 
 

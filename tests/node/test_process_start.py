@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,12 @@ import psutil
 import pytest
 import serve_as_on_cuda
 from serve_process import START_S, NodeFiles, ServeProcess, until
-from streaming import complete
+from streaming import COMPLETIONS, call, complete, stream, usage_of
 
 from hisparsed.control.status.document import EngineStatus
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+ANSWER = 400
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +25,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     served = ServeProcess(files, program=(str(Path(serve_as_on_cuda.__file__)),))
     try:
         yield served.wait_until_ready()
-        assert served.end() == 0, served.log_end()
-        served.assert_nothing_left()
     finally:
         served.kill()
 
@@ -50,6 +50,19 @@ def test_a_signal_to_the_engine_never_reaches_the_daemon(node: ServeProcess) -> 
     )
     assert node.process.poll() is None
     assert complete(node.http, "again", 4)["usage"]["completion_tokens"] == 4
+
+
+def test_a_signal_to_the_group_is_the_daemons_alone(node: ServeProcess) -> None:
+    """Ctrl-C and supervisors signal the whole group; what is open ends as after SIGTERM."""
+    with stream(node.http, COMPLETIONS, call("group", ANSWER)) as events:
+        received = [next(events)]
+        for number in (signal.SIGHUP, signal.SIGINT):
+            os.killpg(node.pid, number)
+        received += events
+    assert usage_of(received)["completion_tokens"] == ANSWER
+    assert node.wait() == 0, node.log_end()
+    assert "Stopped; all calls ended." in node.log()
+    node.assert_nothing_left()
 
 
 def life(node: ServeProcess) -> EngineStatus:

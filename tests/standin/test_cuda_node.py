@@ -55,7 +55,7 @@ def test_tokens_stay_while_every_lever_moves(node: CudaNode, alone: list[list[in
         node.together(prompts(3), ANSWER)
         assert node.together(prompts(0), ANSWER) == alone
         observed = node.observed()
-        assert not observed.violations
+        assert not observed.ledger.violations
         seen.add((observed.offload.lent_blocks, observed.hot.multiplier))
         for key in values:
             node.operate("/v1/policy/unset", key=key)

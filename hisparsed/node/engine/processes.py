@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import psutil
+
+log = logging.getLogger("hisparsed.daemon")
 
 
 def is_held(path: Path) -> bool | None:
@@ -73,6 +77,7 @@ def _only_holder(number: int) -> Iterator[bool | None]:
     fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
+_LOOK_EVERY_S = 0.05
 _SHM = "/dev/shm/"  # noqa: S108 (where the kernel keeps shared memory)
 
 
@@ -80,10 +85,15 @@ _SHM = "/dev/shm/"  # noqa: S108 (where the kernel keeps shared memory)
 class EngineProcesses:
     """``roots`` are children of the daemon; ``others`` were started by them."""
 
-    roots: tuple[BaseProcess, ...]
-    others: tuple[psutil.Process, ...]
-    shared: frozenset[str]
+    roots: tuple[BaseProcess, ...] = ()
+    others: tuple[psutil.Process, ...] = ()
+    shared: frozenset[str] = frozenset()
     """Files in /dev/shm that they had mapped."""
+
+    @property
+    def killed(self) -> bool:
+        """Whether a signal ended a root, not a mistake of its own."""
+        return any((root.exitcode or 0) < 0 for root in self.roots)
 
     def exits(self, *, killed: bool = False) -> list[str]:
         """How each root ended, in words; meaningful once it has. ``killed``: by us."""
@@ -91,6 +101,27 @@ class EngineProcesses:
             f"{one.name} (pid {one.pid}) {exit_text(one.exitcode, killed=killed)}"
             for one in self.roots
         ]
+
+    def end_within(self, stop_s: float, *, kill: bool = False) -> bool:
+        """Wait for their end, which ``kill`` hurries, and kill what runs after ``stop_s``. Blocks.
+
+        Says whether it was killed. What is killed gets as long again, since the kernel has the
+        pinned memory to take back; what outlives that is logged.
+        """
+        if kill:
+            self.kill()
+        if self.wait(stop_s):
+            return kill
+        self.kill()
+        if not self.wait(stop_s):
+            left = [one.pid for one in self.roots if one.is_alive()]
+            left += [one.pid for one in self.others if _holds_memory(one)]
+            log.warning(
+                "Killed processes of the engine have not ended within %gs and hold memory: %s.",
+                stop_s,
+                left,
+            )
+        return True
 
     def kill(self) -> None:
         """SIGKILL to all that still run."""
@@ -104,10 +135,14 @@ class EngineProcesses:
 
     def wait(self, within_s: float) -> bool:
         """Whether all have ended within so many seconds; blocks."""
+        until_s = time.monotonic() + within_s
         for root in self.roots:
-            root.join(within_s)
-        _, alive = psutil.wait_procs(self.others, timeout=within_s)
-        return not alive and not any(root.is_alive() for root in self.roots)
+            root.join(max(0.0, until_s - time.monotonic()))
+        while any(map(_holds_memory, self.others)):
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_LOOK_EVERY_S)
+        return not any(root.is_alive() for root in self.roots)
 
     def free(self) -> list[str]:
         """Remove shared memory that ended processes left and nobody holds; the names removed."""
@@ -115,20 +150,41 @@ class EngineProcesses:
         return [str(path) for path in left if remove_unheld(path)]
 
 
-def processes_since(before: frozenset[int]) -> EngineProcesses:
-    """The engine's processes: children that multiprocessing began since ``before`` was noted."""
-    roots = tuple(one for one in multiprocessing.active_children() if one.pid not in before)
-    others: list[psutil.Process] = []
-    for root in roots:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            others += psutil.Process(root.pid).children(recursive=True)
-    pids = [root.pid for root in roots if root.pid is not None] + [one.pid for one in others]
-    return EngineProcesses(roots, tuple(others), frozenset().union(*map(_shared_memory, pids)))
+class ProcessesSince:
+    """The engine's processes: children that multiprocessing began since this was made.
+
+    ``look`` now and then: what began and ended between two looks is not known.
+    """
+
+    def __init__(self) -> None:
+        self._before = frozenset(one.pid for one in multiprocessing.active_children())
+        self._roots: dict[int | None, BaseProcess] = {}
+        self._others: dict[psutil.Process, None] = {}
+        self._shared: frozenset[str] = frozenset()
+
+    def look(self) -> EngineProcesses:
+        """All that were ever seen. Blocks for some milliseconds."""
+        for root in multiprocessing.active_children():
+            if root.pid not in self._before:
+                self._roots.setdefault(root.pid, root)
+        others: list[psutil.Process] = []
+        for pid in self._roots:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                others += psutil.Process(pid).children(recursive=True)
+        self._others.update(dict.fromkeys(others))
+        pids = [pid for pid in (*self._roots, *(one.pid for one in others)) if pid is not None]
+        self._shared = self._shared.union(*map(_shared_memory, pids))
+        return EngineProcesses(tuple(self._roots.values()), tuple(self._others), self._shared)
 
 
-def children_now() -> frozenset[int]:
-    """Process ids of multiprocessing's children."""
-    return frozenset(one.pid for one in multiprocessing.active_children() if one.pid is not None)
+def _holds_memory(process: psutil.Process) -> bool:
+    """Whether it runs. A dead one whose new parent never asks for its exit code does not; one
+    whose other threads still end does."""
+    try:
+        dead = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+        return not dead and process.is_running()
+    except psutil.NoSuchProcess:
+        return False
 
 
 def exit_text(code: int | None, *, killed: bool = False) -> str:

@@ -25,7 +25,8 @@ from hisparsed.canary.watch import CanaryAsker, CanaryWatch
 from hisparsed.control.loop import ControlLoop
 from hisparsed.control.status.current import OnTick, TickOutcome
 from hisparsed.engine.port import EngineGone
-from hisparsed.node.engine.processes import EngineProcesses, children_now, processes_since
+from hisparsed.errors import EngineStartError
+from hisparsed.node.engine.processes import EngineProcesses, ProcessesSince
 from hisparsed.node.engine.records import RestartFile
 from hisparsed.node.engine.supervision import Died
 from hisparsed.node.engine.values import EngineValues, engine_stop_s
@@ -51,7 +52,6 @@ _TERMINATE_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.2
 _CUT_WITHIN_S = 2.0
 """Calls that were cut end at once; their clients may be slow to take the last word."""
-_KILLED_WITHIN_S = 30.0
 
 
 # --- while it serves ------------------------------------------------------------------
@@ -80,11 +80,8 @@ class _Engine:
         if kill:
             self.processes.kill()
         self.handle.shutdown(self.stop_s)
-        if not self.processes.wait(self.stop_s):
-            kill = True
-            self.processes.kill()
-            self.processes.wait(_KILLED_WITHIN_S)
-        return self.processes.exits(killed=kill)
+        killed = self.processes.end_within(self.stop_s, kill=kill)
+        return self.processes.exits(killed=killed)
 
 
 @dataclass(slots=True)
@@ -201,7 +198,7 @@ async def _launch(node: Node, values: EngineValues, folder: Path, stop: asyncio.
     os.environ[_RPC_FOLDER_ENV] = str(folder)
     if node.sets_worker_stop:
         os.environ[WORKER_STOP_ENV] = str(int(stop_s))
-    children = children_now()
+    since = ProcessesSince()
 
     def launch() -> tuple[EngineHandle, Any]:
         from hisparsed.engine.launch import launch_engine, require_startable
@@ -218,26 +215,50 @@ async def _launch(node: Node, values: EngineValues, folder: Path, stop: asyncio.
         return handle, frontend
 
     try:
-        handle, frontend = await _beside_loop(launch, lambda begun: begun[0].shutdown(stop_s), stop)
-    except BaseException:
+        handle, frontend = await _beside_loop(
+            launch, lambda begun: begun[0].shutdown(stop_s), stop, since.look
+        )
+    except BaseException as error:
+        # Before the next start: it needs the memory that these still hold.
+        processes = await asyncio.to_thread(_after_failed_start, since.look(), stop_s)
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, EngineStartError):
+            raise _with_processes(error, processes) from error
         raise
-    return _Engine(handle, frontend, processes_since(children), folder, stop_s)
+    return _Engine(handle, frontend, await asyncio.to_thread(since.look), folder, stop_s)
+
+
+def _after_failed_start(processes: EngineProcesses, stop_s: float) -> EngineProcesses:
+    """Blocks until nothing is left of it."""
+    processes.end_within(stop_s)
+    processes.free()
+    return processes
+
+
+def _with_processes(error: EngineStartError, processes: EngineProcesses) -> EngineStartError:
+    """vLLM does not say that its processes were killed."""
+    exits = processes.exits()
+    why = "; ".join(exits) if processes.killed else error.why
+    return EngineStartError(why, processes=exits, killed=processes.killed)
 
 
 async def _beside_loop(
     launch: Callable[[], tuple[EngineHandle, Any]],
     stop_engine: Callable[[tuple[EngineHandle, Any]], None],
     stop: asyncio.Event,
+    look: Callable[[], object],
 ) -> tuple[EngineHandle, Any]:
-    """What ``launch`` returns, called in a thread.
+    """What ``launch`` returns, called in a thread; ``look`` is called meanwhile, in others.
 
     Raises what ``launch`` raises, or ``StoppedWhileStarting`` once ``stop`` is set; then whatever
     was begun has ended, by ``stop_engine`` where the engine was up already.
     """
     stopping = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(asyncio.to_thread(launch))
-    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    ends: set[asyncio.Future[Any]] = {starting, stopping}
+    while not starting.done() and not stopping.done():
+        await asyncio.wait(ends, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.to_thread(look)
     if not stop.is_set():
         stopping.cancel()
         return starting.result()

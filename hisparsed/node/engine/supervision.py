@@ -40,10 +40,12 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """Nothing of the engine is left. ``refused``: these values can never start."""
+    """Nothing of the engine is left. ``refused``: these values can never start. ``killed``: a
+    signal ended one of its processes, so the same may start the next time."""
 
     why: str
     refused: bool = False
+    killed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class Supervision:
     ends_s: tuple[float, ...] = ()
     """When engines ended or failed to start unasked, within the window; newest last."""
     tries: int = 0
-    """Failed starts with the wanted values since somebody asked for them."""
+    """Failed starts of the first engine, or with wanted values since somebody asked for them."""
     died_total: int = 0
     planned_total: int = 0
     """Restarts that somebody asked for and that were begun."""
@@ -239,6 +241,9 @@ def _start_failed(
     state: Supervision, event: StartFailed, now_s: float, limits: SupervisionConfig
 ) -> Step:
     if not state.served:
+        state = replace(state, tries=state.tries + 1)
+        if event.killed and state.tries < limits.start_tries:
+            return _wait(state, now_s, wait_s(state.tries, limits)), ()
         return _to(state, EngineState.FAILED, now_s), (End(Outcome.NEVER_SERVED),)
     if state.values is Values.WANTED:
         state = replace(state, tries=state.tries + 1)

@@ -136,7 +136,9 @@ class Supervisor:
             case supervision.Died() if state.phase in (EngineState.RESTARTING, EngineState.FAILED):
                 lifecycle.why = event.why
                 self._reporter.died(event, state)
-            case supervision.StartFailed(why) if state.served and not state.stopping:
+            case supervision.StartFailed(why) if not state.stopping and (
+                state.served or state.phase is EngineState.RESTARTING
+            ):
                 lifecycle.why = f"it did not start: {why}"
                 self._reporter.start_failed(why, wait_s)
             case supervision.Cleared() if lifecycle.why and lifecycle.last_end is not None:
@@ -263,16 +265,31 @@ class Supervisor:
                 log.debug("The engine did not start.", exc_info=True)
             else:
                 self._error = error
-            told = error.why if isinstance(error, EngineStartError) else str(error)
-            why = (told or type(error).__name__).rstrip(".")
-            refused = isinstance(error, UserError) and not isinstance(error, EngineStartError)
-            lifecycle.last_end = EngineEnd(at_unix_s=time.time(), why=f"it did not start: {why}")
-            return supervision.StartFailed(why, refused=refused)
+            return await self._start_failed(error)
         lifecycle.session = session
         lifecycle.last_start_s = time.monotonic() - began_s
         self._changes = values.changes_from(lifecycle.good)
         lifecycle.good = values
         return supervision.EngineReady()
+
+    async def _start_failed(self, error: Exception) -> supervision.StartFailed:
+        """What is kept of it. Nothing of the engine is left."""
+        started = isinstance(error, EngineStartError)
+        processes = list(error.processes) if isinstance(error, EngineStartError) else []
+        told = error.why if isinstance(error, EngineStartError) else str(error)
+        why = (told or type(error).__name__).rstrip(".")
+        said, at_unix_s, evidence = f"it did not start: {why}", time.time(), None
+        if started:
+            status = self._node.plane.status.status()
+            evidence = await self._keep(self._evidence(said, at_unix_s, processes, status, None))
+        self._lifecycle.last_end = EngineEnd(
+            at_unix_s=at_unix_s, why=said, processes=processes, evidence=evidence
+        )
+        return supervision.StartFailed(
+            why,
+            refused=isinstance(error, UserError) and not started,
+            killed=isinstance(error, EngineStartError) and error.killed,
+        )
 
     def _serve(self) -> None:
         lifecycle = self._lifecycle

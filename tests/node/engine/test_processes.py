@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
-import psutil
 import pytest
 
 from hisparsed.node.engine.processes import (
     EngineProcesses,
-    children_now,
+    ProcessesSince,
     exit_text,
-    processes_since,
 )
 
 SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -46,13 +44,13 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def processes(shared: Path) -> Iterator[EngineProcesses]:
-    before = children_now()
+    since = ProcessesSince()
     seen, ready = os.pipe()
     context = multiprocessing.get_context("fork")
     root = context.Process(target=engine, args=(ready, str(shared)), name="EngineCore")
     root.start()
     os.read(seen, 1)
-    found = processes_since(before)
+    found = since.look()
     yield found
     found.kill()
     found.wait(10)
@@ -65,7 +63,26 @@ def test_all_processes_of_an_engine_are_found_and_nobody_else_s(
 ) -> None:
     assert [one.name for one in processes.roots] == ["EngineCore"]
     assert [one.ppid() for one in processes.others] == [processes.roots[0].pid]
-    assert processes_since(children_now()).roots == ()
+    assert ProcessesSince().look().roots == ()
+
+
+def test_what_ended_between_two_looks_is_still_known(shared: Path) -> None:
+    since = ProcessesSince()
+    seen, ready = os.pipe()
+    root = multiprocessing.get_context("fork").Process(target=engine, args=(ready, str(shared)))
+    root.start()
+    os.read(seen, 1)
+    os.close(seen)
+    os.close(ready)
+    since.look()
+    root.kill()
+    root.join()
+    found = since.look()
+    assert found.killed
+    assert "was killed by SIGKILL" in found.exits()[0]
+    assert not found.wait(0.01), "its child holds memory still"
+    assert found.end_within(0.2)
+    assert found.free() == [str(shared)]
 
 
 def test_killed_ones_end_and_say_how(processes: EngineProcesses) -> None:
@@ -75,8 +92,8 @@ def test_killed_ones_end_and_say_how(processes: EngineProcesses) -> None:
     assert processes.wait(10)
     (how,) = processes.exits()
     assert f"EngineCore (pid {processes.roots[0].pid}) was killed by SIGKILL" in how
+    assert processes.killed
     assert processes.exits(killed=True)[0].endswith("was killed by the daemon")
-    assert not any(psutil.pid_exists(one.pid) for one in processes.others)
 
 
 def test_shared_memory_is_removed_once_nobody_holds_it(

@@ -74,6 +74,15 @@ def test_a_first_engine_that_does_not_start_ends_the_daemon_loudly() -> None:
         assert (state.phase, actions) == (EngineState.FAILED, (End(Outcome.NEVER_SERVED),))
 
 
+def test_a_first_engine_that_was_killed_is_tried_again() -> None:
+    killed = StartFailed("SIGKILL", killed=True)
+    state, actions = after([killed])
+    assert (state.phase, state.next_try_s, actions) == (EngineState.RESTARTING, 1.0, ())
+    assert after([killed, RetryDue()])[1] == (LaunchEngine(Values.WANTED),)
+    assert after([killed, RetryDue(), EngineReady()])[0].tries == 0
+    assert after([killed, RetryDue(), killed])[1] == (End(Outcome.NEVER_SERVED),)
+
+
 def test_a_dead_engine_is_taken_down_and_started_again_with_what_served() -> None:
     state, actions = after([EngineReady(), KILLED])
     assert (state.phase, actions) == (EngineState.RESTARTING, (TakeDown("killed"),))

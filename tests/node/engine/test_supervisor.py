@@ -277,6 +277,23 @@ async def test_the_first_start_that_fails_raises_what_kept_it(tmp_path: Path) ->
     assert len(daemon.lives) == 1
 
 
+async def test_a_first_engine_that_was_killed_is_tried_again_and_kept_as_evidence(
+    tmp_path: Path,
+) -> None:
+    daemon = Daemon(tmp_path)
+    how = "EngineCore (pid 7) was killed by SIGKILL"
+    daemon.troubles = [EngineStartError(how, processes=[how], killed=True)]
+    daemon.begin()
+    await daemon.serving(2)
+    end = daemon.life().last_exit
+    assert end is not None
+    assert end.processes == [how]
+    assert end.evidence is not None
+    assert read_json(end.evidence)["why"] == f"it did not start: {how}"
+    assert EventKind.ENGINE_START_FAILED in daemon.kinds()
+    await daemon.stop()
+
+
 async def test_a_planned_restart_takes_new_values_and_keeps_them_as_the_good_ones(
     daemon: Daemon, tmp_path: Path
 ) -> None:

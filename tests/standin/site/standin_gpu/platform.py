@@ -55,7 +55,7 @@ class StandInPlatform(CudaPlatformBase):  # type: ignore[misc]
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
-        return "vllm.distributed.device_communicators.cpu_communicator.CpuCommunicator"
+        return "standin_gpu.worker.StandInCommunicator"
 
     @classmethod
     def use_custom_allreduce(cls) -> bool:

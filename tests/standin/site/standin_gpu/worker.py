@@ -13,7 +13,15 @@ from standin_gpu.install import install
 
 install()
 
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator  # noqa: E402
 from vllm.v1.worker.gpu_worker import Worker  # noqa: E402
+
+
+class StandInCommunicator(CpuCommunicator):  # type: ignore[misc]
+    """Collectives over gloo: the CPU's own spin on shared memory, which two cores cannot bear."""
+
+    def _all_group_ranks_share_shm_group_name(self) -> bool:
+        return False
 
 
 class StandInWorker(Worker):  # type: ignore[misc]
