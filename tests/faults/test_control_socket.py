@@ -44,7 +44,7 @@ class Control:
         self.heard.append((kind, sentence))
         self.news.release()
 
-    async def told(self) -> tuple[EventKind, str]:
+    async def reported(self) -> tuple[EventKind, str]:
         """What comes next."""
         async with asyncio.timeout(LONG_S):
             await self.news.acquire()
