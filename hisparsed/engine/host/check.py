@@ -19,12 +19,12 @@ from hisparsed.engine.host.invariants import (
     BlockFacts,
     CountFacts,
     LedgerSnapshot,
-    Violation,
     violations,
 )
 from hisparsed.engine.host.ledger import HostLedger
 from hisparsed.engine.host.offload import LentOffloadingManager
 from hisparsed.engine.host.pool import CountingHostPool
+from hisparsed.policy.signals import LedgerViolation
 
 
 class LedgerReader:
@@ -43,20 +43,13 @@ class LedgerReader:
         self._coordinator = coordinator
 
     def counts(self) -> CountFacts:
-        ledger, offload = self._ledger, self._offload
-        counts = ledger.counts()
+        offload = self._offload
         return CountFacts(
-            budget=counts.budget,
-            floor=ledger.floor_blocks,
-            offload_target=counts.offload_target,
-            reserve_target=counts.reserve_target,
-            free=counts.hisparse_idle,
+            **vars(self._ledger.counts()),
+            floor=self._ledger.floor_blocks,
             referenced=self._pool.referenced_blocks,
             held=self._pool.held_blocks,
-            lent=counts.lent,
-            draining=counts.draining,
             drained=offload.drained_blocks,
-            reserve=counts.reserve,
             idle_cached=self._pool.idle_cached_blocks,
             chunks_per_block=offload.layout.chunks_per_block,
             free_slots=offload.free_slots,
@@ -156,7 +149,7 @@ class LedgerWatch:
         self._ledger = ledger
         self._reader = reader
         self._next_block = 0
-        self.found: tuple[Violation, ...] = ()
+        self.found: tuple[LedgerViolation, ...] = ()
         self.total = 0
 
     def look(self) -> None:
@@ -164,7 +157,7 @@ class LedgerWatch:
         snapshot, self._next_block = self._reader.of_blocks(self._next_block, _SLICE_COST)
         self._judge(violations(snapshot))
 
-    def look_at_everything(self) -> list[Violation]:
+    def look_at_everything(self) -> list[LedgerViolation]:
         """Check every block and all owners; freezes on a violation, too."""
         found = violations(self._reader.of_everything())
         self._judge(found)
@@ -188,7 +181,7 @@ class LedgerWatch:
         self.found = ()
         self._ledger.frozen = False
 
-    def _judge(self, found: list[Violation]) -> None:
+    def _judge(self, found: list[LedgerViolation]) -> None:
         if not found:
             return
         self._ledger.frozen = True

@@ -1,6 +1,6 @@
 """What must always hold of the host ledger: one pure function from a snapshot to violations.
 
-Tests, fuzzing and the running engine use the same rules; the engine gives pictures of
+Tests, fuzzing and the running engine use the same rules; the engine gives snapshots of
 counters only, or of a few blocks, where tests give whole ones. How a snapshot is taken from
 vLLM's objects is not here.
 """
@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from hisparsed.engine.host.ledger import LedgerCounts
+from hisparsed.policy.signals import LedgerViolation
 
 
 class Tenant(StrEnum):
@@ -49,33 +52,17 @@ class Rule(StrEnum):
     DRAINING_HOLDS_NO_IDLE_CHUNK = "draining-holds-no-idle-chunk"
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A broken invariant; ``sentence`` has the figures."""
+@dataclass(frozen=True, kw_only=True)
+class CountFacts(LedgerCounts):
+    """The ledger's counts, and those of both pools that must agree with them."""
 
-    rule: Rule
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class CountFacts:
-    """The counters that the report is made of. Blocks, slots and chunks."""
-
-    budget: int
     floor: int
-    offload_target: int
-    reserve_target: int
-    free: int
     referenced: int
     """Blocks that anybody holds, the ledger included."""
     held: int
     """Blocks that the pool has given to the ledger."""
-    lent: int
-    """Draining ones included."""
-    draining: int
     drained: int
     """Draining blocks whose transfers have ended."""
-    reserve: int
     idle_cached: int
     chunks_per_block: int
     free_slots: int
@@ -135,7 +122,7 @@ class LedgerSnapshot:
     is_complete: bool = False
 
 
-def violations(snapshot: LedgerSnapshot) -> list[Violation]:
+def violations(snapshot: LedgerSnapshot) -> list[LedgerViolation]:
     """Every broken invariant of ``snapshot``; empty when the ledger is sound."""
     found = list(_of_counts(snapshot.counts))
     for facts in snapshot.blocks:
@@ -145,75 +132,75 @@ def violations(snapshot: LedgerSnapshot) -> list[Violation]:
     return found
 
 
-def _of_counts(counts: CountFacts) -> Iterator[Violation]:
-    if counts.free + counts.referenced != counts.budget:
-        yield Violation(
+def _of_counts(counts: CountFacts) -> Iterator[LedgerViolation]:
+    if counts.hisparse_idle + counts.referenced != counts.budget:
+        yield LedgerViolation(
             Rule.BUDGET_ADDS_UP,
-            f"{counts.free} free and {counts.referenced} referenced blocks are not the budget of "
-            f"{counts.budget}",
+            f"{counts.hisparse_idle} free and {counts.referenced} referenced blocks are not the "
+            f"budget of {counts.budget}",
         )
     if counts.lent + counts.reserve != counts.held:
-        yield Violation(
+        yield LedgerViolation(
             Rule.HELD_ADDS_UP,
             f"{counts.lent} lent and {counts.reserve} reserve blocks are not the {counts.held} "
             "that HiSparse has given up",
         )
     capacity = counts.budget - counts.lent - counts.reserve
     if capacity < counts.floor:
-        yield Violation(
+        yield LedgerViolation(
             Rule.FLOOR_KEPT, f"HiSparse has {capacity} blocks, below its floor of {counts.floor}"
         )
     room = counts.budget - counts.floor
     if min(counts.offload_target, counts.reserve_target) < 0 or (
         counts.offload_target + counts.reserve_target > room
     ):
-        yield Violation(
+        yield LedgerViolation(
             Rule.TARGETS_FIT,
             f"targets of {counts.offload_target} lent and {counts.reserve_target} reserve blocks "
             f"do not fit the {room} above the floor",
         )
-    if not 0 <= counts.idle_cached <= counts.free:
-        yield Violation(
+    if not 0 <= counts.idle_cached <= counts.hisparse_idle:
+        yield LedgerViolation(
             Rule.IDLE_PREFIX_COUNT,
-            f"{counts.idle_cached} idle blocks with a prefix, of {counts.free} free ones",
+            f"{counts.idle_cached} idle blocks with a prefix, of {counts.hisparse_idle} free ones",
         )
     usable = (counts.lent - counts.draining) * counts.chunks_per_block
     busy = counts.stored + counts.settling
     if counts.free_slots + busy - counts.draining_busy_slots != usable:
-        yield Violation(
+        yield LedgerViolation(
             Rule.SLOTS_ADD_UP,
             f"{counts.free_slots} free slots and {busy} busy ones, {counts.draining_busy_slots} "
             f"of them draining, are not the {usable} of usable blocks",
         )
     in_flight = counts.stored - counts.evictable
     if not 0 <= counts.write_pending <= in_flight or not 0 <= counts.drained <= counts.draining:
-        yield Violation(
+        yield LedgerViolation(
             Rule.TRANSFERS_ADD_UP,
             f"{counts.write_pending} stores of {in_flight} transfers in flight, {counts.drained} "
             f"blocks drained of {counts.draining}",
         )
 
 
-def _of_block(facts: BlockFacts, chunks_per_block: int) -> Iterator[Violation]:
+def _of_block(facts: BlockFacts, chunks_per_block: int) -> Iterator[LedgerViolation]:
     name = f"host block {facts.block}"
     if facts.is_lent and facts.is_reserved:
-        yield Violation(Rule.ONE_TENANT, f"{name} is lent and in reserve")
+        yield LedgerViolation(Rule.ONE_TENANT, f"{name} is lent and in reserve")
     if facts.is_lent or facts.is_reserved:
         if facts.ref_count != 1 or facts.is_free or facts.is_hashed:
-            yield Violation(
+            yield LedgerViolation(
                 Rule.HELD_ONCE,
                 f"{name} of the {facts.tenant} has {facts.ref_count} references, "
                 f"{'is' if facts.is_free else 'is not'} in HiSparse's free queue and "
                 f"{'holds' if facts.is_hashed else 'holds no'} prefix",
             )
     elif facts.is_free != (facts.ref_count == 0):
-        yield Violation(
+        yield LedgerViolation(
             Rule.FREE_MEANS_UNUSED,
             f"{name} has {facts.ref_count} references and {'is' if facts.is_free else 'is not'} "
             "in the free queue",
         )
     elif facts.owners is not None and facts.ref_count != facts.owners:
-        yield Violation(
+        yield LedgerViolation(
             Rule.OWNERS_ACCOUNT_FOR_USE,
             f"{name} has {facts.ref_count} references, requests and transfers account for "
             f"{facts.owners}",
@@ -222,35 +209,35 @@ def _of_block(facts: BlockFacts, chunks_per_block: int) -> Iterator[Violation]:
         yield from _of_slots(facts, name, chunks_per_block)
 
 
-def _of_slots(facts: BlockFacts, name: str, chunks_per_block: int) -> Iterator[Violation]:
+def _of_slots(facts: BlockFacts, name: str, chunks_per_block: int) -> Iterator[LedgerViolation]:
     busy = len(facts.chunks) + facts.settling_slots
     expected_free = 0 if facts.is_draining else chunks_per_block - busy
     if busy != facts.busy_slots or facts.free_slots != expected_free:
-        yield Violation(
+        yield LedgerViolation(
             Rule.BLOCK_SLOTS,
             f"{name} has {facts.free_slots} free slots of {chunks_per_block}, {len(facts.chunks)} "
             f"chunks, {facts.settling_slots} settling, and counts {facts.busy_slots} as busy",
         )
     if facts.is_empty != (not busy and not facts.is_draining):
-        yield Violation(
+        yield LedgerViolation(
             Rule.BLOCK_SLOTS,
             f"{name} has {busy} busy slots and {'is' if facts.is_empty else 'is not'} taken for "
             "empty",
         )
     unknown = sum(ref_count is None for ref_count in facts.chunks)
     if unknown:
-        yield Violation(
+        yield LedgerViolation(
             Rule.CHUNK_IS_KNOWN,
             f"{name} has {unknown} chunks that the offload cache does not know by this place",
         )
     idle = sum(ref_count == 0 for ref_count in facts.chunks)
     if facts.is_draining and idle:
-        yield Violation(
+        yield LedgerViolation(
             Rule.DRAINING_HOLDS_NO_IDLE_CHUNK, f"{name} drains and still holds {idle} idle chunks"
         )
 
 
-def _of_sums(counts: CountFacts, blocks: Sequence[BlockFacts]) -> Iterator[Violation]:
+def _of_sums(counts: CountFacts, blocks: Sequence[BlockFacts]) -> Iterator[LedgerViolation]:
     lent = [facts for facts in blocks if facts.is_lent]
     chunks = [ref_count for facts in lent for ref_count in facts.chunks]
     idle_cached = sum(facts.is_free and facts.is_hashed for facts in blocks)
@@ -259,7 +246,7 @@ def _of_sums(counts: CountFacts, blocks: Sequence[BlockFacts]) -> Iterator[Viola
         ("lent blocks", counts.lent, len(lent)),
         ("draining blocks", counts.draining, sum(facts.is_draining for facts in lent)),
         ("reserve blocks", counts.reserve, sum(facts.is_reserved for facts in blocks)),
-        ("free blocks", counts.free, sum(facts.is_free for facts in blocks)),
+        ("free blocks", counts.hisparse_idle, sum(facts.is_free for facts in blocks)),
         ("idle blocks with a prefix", counts.idle_cached, idle_cached),
         ("stored chunks", counts.stored, len(chunks)),
         ("idle chunks", counts.evictable, chunks.count(0)),
@@ -268,4 +255,4 @@ def _of_sums(counts: CountFacts, blocks: Sequence[BlockFacts]) -> Iterator[Viola
         ("free slots", counts.free_slots, sum(facts.free_slots for facts in lent)),
     ):
         if counted != walked:
-            yield Violation(Rule.COUNTS_ARE_TRUE, f"{counted} {what} counted, {walked} found")
+            yield LedgerViolation(Rule.COUNTS_ARE_TRUE, f"{counted} {what} counted, {walked} found")

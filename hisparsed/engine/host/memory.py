@@ -21,7 +21,6 @@ from hisparsed.policy.signals import (
     GhostPoint,
     HiSparsePool,
     Ledger,
-    LedgerViolation,
     OffloadPool,
     Reserve,
 )
@@ -177,9 +176,5 @@ class HostMemory:
             ),
             pending_blocks=host.pending,
             draining_blocks=host.draining,
-            ledger=Ledger(
-                tuple(LedgerViolation(one.rule.value, one.sentence) for one in self.watch.found),
-                self.watch.total,
-                self._given_back,
-            ),
+            ledger=Ledger(self.watch.found, self.watch.total, self._given_back),
         )

@@ -27,10 +27,13 @@ RESERVE = BlockFacts(6, 1, False, False, False, True, False, 0, 0, 0, ())
 BLOCKS = (IDLE, CACHED, IN_USE, LENT, DRAINING, RESERVE)
 COUNTS = CountFacts(
     budget=6,
+    hisparse_capacity=3,
+    hisparse_in_use=1,
+    hisparse_idle=2,
+    pending=0,
     floor=2,
     offload_target=1,
     reserve_target=1,
-    free=2,
     referenced=4,
     held=3,
     lent=2,
@@ -71,7 +74,7 @@ def test_every_block_has_one_tenant_and_one_state() -> None:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"free": 3}, Rule.BUDGET_ADDS_UP),
+        ({"hisparse_idle": 3}, Rule.BUDGET_ADDS_UP),
         ({"referenced": 3}, Rule.BUDGET_ADDS_UP),
         ({"held": 2}, Rule.HELD_ADDS_UP),
         ({"floor": 4}, Rule.FLOOR_KEPT),
