@@ -19,7 +19,7 @@ from hisparsed.policy.bounds import (
     start_blocks,
     start_lease_blocks,
 )
-from hisparsed.policy.decisions import Commands, Decision, LeverDecision, Proposal, Reason
+from hisparsed.policy.decisions import Decision, EngineCommand, LeverDecision, Proposal, Reason
 from hisparsed.policy.guards import stalled
 from hisparsed.policy.memory import Direction, Expectation, Memory, remember
 from hisparsed.policy.multiplier import propose_multiplier
@@ -62,7 +62,7 @@ def decide(policy: Policy, snapshot: Snapshot, memory: Memory) -> tuple[Decision
     return decision, _remember(memory, snapshot, decisions, expected)
 
 
-def start_commands(policy: Policy, geometry: PoolGeometry) -> Commands:
+def start_command(policy: Policy, geometry: PoolGeometry) -> EngineCommand:
     """What to put in force before the first tick, for levers that the policy may act on.
 
     Levers in another mode stay ``None``: the node keeps what its engine started with. So does
@@ -74,7 +74,7 @@ def start_commands(policy: Policy, geometry: PoolGeometry) -> Commands:
     admission = start_admission(policy, geometry.max_num_seqs)
     reserve = reserve_blocks(policy, geometry) if Lever.SPLIT in acts else 0
     shared = shared_blocks(policy, geometry)
-    return Commands(
+    return EngineCommand(
         offload_target_blocks=offload,
         hisparse_target_blocks=None if offload is None else shared - offload,
         reserve_target_blocks=reserve or None,
@@ -171,8 +171,8 @@ def _commands(
     decisions: tuple[LeverDecision, ...],
     admission: AdmissionRules,
     leases: Mapping[str, int] | None,
-) -> Commands:
-    commands = Commands()
+) -> EngineCommand:
+    commands = EngineCommand()
     for decision in decisions:
         if not decision.acts:
             continue
@@ -191,8 +191,8 @@ def _commands(
 
 
 def _split_command(
-    policy: Policy, snapshot: Snapshot, commands: Commands, offload_blocks: int
-) -> Commands:
+    policy: Policy, snapshot: Snapshot, commands: EngineCommand, offload_blocks: int
+) -> EngineCommand:
     commands = replace(
         commands,
         offload_target_blocks=offload_blocks,

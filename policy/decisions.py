@@ -1,4 +1,4 @@
-"""What comes out of a tick: a decision with its reason for every lever, and the commands to apply.
+"""What comes out of a tick: a decision with its reason for every lever, and the command to apply.
 
 Reason codes are stable, for the journal, metrics and operators: a code never changes its meaning,
 and new situations get new codes. Levers make proposals; modes, freezes and restarts turn them into
@@ -140,22 +140,40 @@ class LeverDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Commands:
-    """What to change now; ``None`` leaves a lever alone. All pool targets come together."""
+class EngineCommand:
+    """What to change now; ``None`` leaves a lever alone. All pool targets come together.
+
+    The policy decides it, and the engine puts it in force between two steps, all or nothing.
+    Raises ``ValueError`` naming the value that cannot be right on any node.
+    """
 
     offload_target_blocks: int | None = None
     hisparse_target_blocks: int | None = None
+    """What the other targets leave to HiSparse."""
     reserve_target_blocks: int | None = None
     release_reserve: bool | None = None
-    """Whether the node gives the memory of reserve blocks back; comes with the reserve."""
+    """Whether the node gives the memory of reserve blocks back, now and from now on."""
     multiplier: float | None = None
+    """Hot rows of a lease / top-k, with drafts as without."""
     hot_leases: Mapping[str, int] | None = None
-    """Hot blocks of one group, a request; an empty mapping ends all leases of their own."""
+    """Hot blocks of one group by request, for nodes that report requests; others keep theirs.
+    Unknown requests are ignored: they have ended. Empty: all go back to the multiplier's."""
     watermark: int | Literal["default"] | None = None
     admission: AdmissionRules | None = None
+    """The engine enforces order, ageing and the limit on running requests, the API the rest."""
+    clear_violations: bool = False
+    """Check the whole ledger; if it is sound, levers work again. Refused if it is not."""
+
+    def __post_init__(self) -> None:
+        for name in ("offload_target_blocks", "reserve_target_blocks"):
+            blocks = getattr(self, name)
+            if blocks is not None and blocks < 0:
+                raise ValueError(f"{name} is {blocks}; it must be at least 0")
+        if self.multiplier is not None and not self.multiplier > 0:
+            raise ValueError(f"multiplier is {self.multiplier}; it must be above 0")
 
     def __bool__(self) -> bool:
-        return self != Commands()
+        return self != EngineCommand()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +184,7 @@ class Decision:
     tick: int
     policy_generation: int
     levers: tuple[LeverDecision, ...]
-    commands: Commands
+    commands: EngineCommand
 
     def of(self, lever: Lever) -> LeverDecision:
         return next(decision for decision in self.levers if decision.lever is lever)

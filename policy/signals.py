@@ -353,9 +353,9 @@ class AdmissionRules:
     ageing_s: float
     """A call that waited this long goes before every fresh one."""
     max_running: int
-    max_waiting_sessions: int | None
+    max_waiting_sessions: int | None = None
     """New sessions beyond this many waiting calls are held; ``None`` admits all."""
-    retry_after_s: float
+    retry_after_s: float = 10.0
     max_wait_s: float = 600.0
     """A call that waited this long goes first, and one held at the API is refused then."""
     when_full: Literal["wait", "refuse"] = "refuse"
@@ -366,6 +366,14 @@ class AdmissionRules:
     """What a longer call gets: its turn when no other such call runs, or 400."""
     oldest_share: float = 0.2
     """Of the starts while held prefixes go first, for the call that has waited longest."""
+
+    def __post_init__(self) -> None:
+        if not self.ageing_s > 0:
+            raise ValueError(f"admission.ageing_s is {self.ageing_s}; it must be above 0")
+        if self.max_running < 1:
+            raise ValueError(f"admission.max_running is {self.max_running}; it must be at least 1")
+        if not 0 <= self.oldest_share <= 1:
+            raise ValueError(f"admission.oldest_share is {self.oldest_share}; it is a share of 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from dataclasses import replace
 from hisparsed.control.journal.records import Applied, TickRecord
 from hisparsed.control.observe import (
     bounded_levers,
-    command_for,
     confirm,
     cycle_sentence,
     notable_levers,
@@ -30,8 +29,8 @@ from hisparsed.engine.messages import ApplyResult
 from hisparsed.engine.port import EngineGone, EnginePort, ServingCounters
 from hisparsed.logs.event_ids import LEVERS_MOVED
 from hisparsed.policy.bounds import start_blocks
-from hisparsed.policy.decide import decide, start_commands
-from hisparsed.policy.decisions import Commands, Decision
+from hisparsed.policy.decide import decide, start_command
+from hisparsed.policy.decisions import Decision, EngineCommand
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.guards import stalled
 from hisparsed.policy.memory import Memory
@@ -99,20 +98,19 @@ class ControlLoop:
         record_advance(self._recorder, self._source.advance())
         policy = self._holds.over(self._source.in_force.policy)
         self._admission = replace(report.admission, retry_after_s=policy.admission.retry_after)
-        commands = start_commands(policy, geometry)
-        if commands.offload_target_blocks is None and report.offload.target_blocks == 0:
+        command = start_command(policy, geometry)
+        if command.offload_target_blocks is None and report.offload.target_blocks == 0:
             # Whatever the mode, a node that begins with an empty offload pool would never hit.
             blocks = start_blocks(policy, geometry)
-            commands = replace(commands, offload_target_blocks=blocks)
+            command = replace(command, offload_target_blocks=blocks)
         kept = None
         if self._targets is not None:
             kept = self._targets.load(self._source.active.content_hash, geometry)
         if kept is not None:
-            commands = with_kept_targets(commands, kept, policy, geometry)
-        command = command_for(commands)
-        if command is not None:
+            command = with_kept_targets(command, kept, policy, geometry)
+        if command:
             result = await self._engine.apply(command)
-            self._accept(commands)
+            self._accept(command)
             await self._keep(result, geometry)
             words = "Restored from the last run:" if kept else "Started with"
             sentence = (
@@ -250,9 +248,8 @@ class ControlLoop:
         self._report_failing = False
         return True
 
-    async def _apply(self, commands: Commands) -> Applied | None:
-        command = command_for(commands)
-        if command is None:
+    async def _apply(self, command: EngineCommand) -> Applied | None:
+        if not command:
             return None
         began_s = self._clock()
         try:
@@ -264,7 +261,7 @@ class ControlLoop:
             log.warning("The engine refused a command: %s", _words(error))
             return Applied(command, None, _words(error))
         self._metrics.count_apply(self._clock() - began_s)
-        self._accept(commands)
+        self._accept(command)
         applied = Applied(command, result, None, bounded_levers(command, result))
         self._unconfirmed = (self._tick, applied)
         return applied
@@ -277,10 +274,10 @@ class ControlLoop:
         policy_hash = self._source.active.content_hash
         await asyncio.to_thread(self._targets.save, policy_hash, geometry, targets)
 
-    def _accept(self, commands: Commands) -> None:
-        if commands.admission is not None:
-            self._admission = commands.admission
-            self._set_admission(commands.admission)
+    def _accept(self, command: EngineCommand) -> None:
+        if command.admission is not None:
+            self._admission = command.admission
+            self._set_admission(command.admission)
 
 
 def _words(error: Exception) -> str:

@@ -1,8 +1,8 @@
-"""Translates between the engine and the policy; pure, and keeps nothing.
+"""What the engine reports and what it put in force, for the policy; pure, and keeps nothing.
 
-``observe`` adds to a report what the daemon knows, ``command_for`` the engine's command of a
-decision. ``bounded_levers``, ``confirm`` and ``cycle_sentence`` compare a command with what the
-engine put in force, and say so in one sentence. Times come in as numbers.
+``observe`` adds to a report what the daemon knows. ``bounded_levers``, ``confirm`` and
+``cycle_sentence`` compare a command with what the engine put in force, and say so in one sentence.
+Times come in as numbers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import math
 from dataclasses import fields, replace
 
 from hisparsed.control.journal.records import Applied, Confirmation, Difference
-from hisparsed.engine.messages import AdmissionCommand, ApplyResult, EngineCommand
+from hisparsed.engine.messages import ApplyResult
 from hisparsed.engine.port import ServingCounters
-from hisparsed.policy.decisions import Commands, Decision, LeverDecision, Reason
+from hisparsed.policy.decisions import Decision, EngineCommand, LeverDecision, Reason
 from hisparsed.policy.signals import (
     AdmissionRules,
     EngineReport,
@@ -63,33 +63,6 @@ def observe(
     )
 
 
-def command_for(commands: Commands) -> EngineCommand | None:
-    """What the engine must be told; ``None`` when nothing changes.
-
-    Limits on waiting sessions are not in it: the API side enforces them.
-    """
-    if not commands:
-        return None
-    admission = commands.admission
-    engine_admission = None
-    if admission is not None:
-        engine_admission = AdmissionCommand(
-            order=admission.order,
-            ageing_s=admission.ageing_s,
-            oldest_share=admission.oldest_share,
-            max_running=admission.max_running,
-        )
-    return EngineCommand(
-        offload_target_blocks=commands.offload_target_blocks,
-        reserve_target_blocks=commands.reserve_target_blocks,
-        release_reserve=commands.release_reserve,
-        hot_leases=None if commands.hot_leases is None else dict(commands.hot_leases),
-        multiplier=commands.multiplier,
-        transition_watermark=commands.watermark,
-        admission=engine_admission,
-    )
-
-
 _SAME_MULTIPLIER = 1e-6
 
 
@@ -106,14 +79,14 @@ def bounded_levers(command: EngineCommand, result: ApplyResult) -> tuple[Differe
     multiplier = command.multiplier
     if multiplier is not None and not _same(multiplier, result.multiplier):
         found.append(Difference(Lever.MULTIPLIER, multiplier, result.multiplier))
-    watermark = command.transition_watermark
+    watermark = command.watermark
     if isinstance(watermark, int) and watermark != result.transition_watermark:
         found.append(Difference(Lever.WATERMARK, watermark, result.transition_watermark))
     admission = command.admission
     if admission is not None:
         if admission.order != result.admission_order:
             found.append(Difference(Lever.ADMISSION, admission.order, result.admission_order))
-        elif admission.max_running not in (None, result.max_running):
+        elif admission.max_running != result.max_running:
             asked = f"{admission.order}, at most {admission.max_running} running"
             given = f"{result.admission_order}, at most {result.max_running} running"
             found.append(Difference(Lever.ADMISSION, asked, given))
@@ -136,7 +109,7 @@ def confirm(tick: int, applied: Applied, report: EngineReport) -> Confirmation |
     if command.multiplier is not None and not _same(report.hot.multiplier, result.multiplier):
         seen.append(Difference(Lever.MULTIPLIER, result.multiplier, report.hot.multiplier))
     watermark = report.watermark.blocks
-    if isinstance(command.transition_watermark, int) and watermark != result.transition_watermark:
+    if isinstance(command.watermark, int) and watermark != result.transition_watermark:
         seen.append(Difference(Lever.WATERMARK, result.transition_watermark, watermark))
     if command.admission is not None and report.admission.order != result.admission_order:
         seen.append(Difference(Lever.ADMISSION, result.admission_order, report.admission.order))

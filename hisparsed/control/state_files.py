@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hisparsed.atomic_file import write_atomically
 from hisparsed.policy.bounds import hot_bounds, hot_unit, lease_blocks, shared_blocks, split_bounds
-from hisparsed.policy.decisions import Commands
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.schedules import Override
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import AdmissionRules, PoolGeometry
@@ -211,8 +211,8 @@ class TargetFile:
 
 
 def with_kept_targets(
-    commands: Commands, targets: Targets, policy: Policy, geometry: PoolGeometry
-) -> Commands:
+    commands: EngineCommand, targets: Targets, policy: Policy, geometry: PoolGeometry
+) -> EngineCommand:
     """The start's commands with what was kept in the place of the policy's start values.
 
     Levers that the policy may not act on stay as they are.

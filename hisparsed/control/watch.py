@@ -17,8 +17,8 @@ from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.engine.gpus import GpuCard, GpusStatus
-from hisparsed.engine.messages import EngineCommand
 from hisparsed.engine.port import EngineGone, EnginePort
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.signals import EngineReport, Lever
 

@@ -30,10 +30,11 @@ from hisparsed.engine.host.offload import (
 )
 from hisparsed.engine.hot import HotShares, LeasedHotManager, ResizeHot
 from hisparsed.engine.hot_sizes import HotUnits, lease_scratch
-from hisparsed.engine.messages import AdmissionCommand, ApplyResult, EngineCommand
+from hisparsed.engine.messages import ApplyResult
 from hisparsed.engine.request_table import resident_blocks
 from hisparsed.engine.resident import CountingResidentManager
 from hisparsed.engine.worker_report import WorkerReport
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import (
     AdmissionOrder,
     AdmissionRules,
@@ -46,7 +47,7 @@ from hisparsed.policy.signals import (
     Watermark,
 )
 
-_DEFAULT_RETRY_AFTER_S = 10.0
+_DEFAULT_AGEING_S = 30.0
 """What the API side says until a policy says otherwise."""
 _DEFAULT_SESSION_TTL_S = 300.0
 """95 % of coding-agent calls return within this time."""
@@ -119,9 +120,11 @@ class EngineControl:
             self._block_tokens,
         )
         self.sessions = SessionTable(_DEFAULT_SESSION_TTL_S)
-        self._admission = AdmissionCommand()
         self._oldest_turn = OldestTurn()
         self.active_limit = ActiveLimit(scheduler)
+        self._admission = AdmissionRules(
+            AdmissionOrder.ARRIVAL, _DEFAULT_AGEING_S, self.active_limit.configured
+        )
         self._default_watermark = True
         self._geometry = self._describe(config, layout)
         self.preemptions = 0
@@ -270,11 +273,11 @@ class EngineControl:
         self.host.require_possible(command, release_host)
         self.host.apply(command, release_host, self.head_need_blocks())
         self._shares.apply(command, resize_hot)
-        if command.transition_watermark == "default":
+        if command.watermark == "default":
             self._default_watermark = True
-        elif command.transition_watermark is not None:
+        elif command.watermark is not None:
             self._default_watermark = False
-            self._coordinator.transition_watermark = command.transition_watermark
+            self._coordinator.transition_watermark = command.watermark
         if self._default_watermark:
             self._coordinator.transition_watermark = max(
                 self._shares.blocks_a_request, self._geometry.gpu_blocks_total // 10
@@ -282,9 +285,7 @@ class EngineControl:
         if command.admission is not None:
             self._admission = command.admission
             most = self.active_limit.configured
-            self.active_limit.set(min(command.admission.max_running or most, most))
-        if command.session_ttl_s is not None:
-            self.sessions.ttl_s = command.session_ttl_s
+            self.active_limit.set(min(command.admission.max_running, most))
         return ApplyResult(
             offload_target_blocks=self.host.ledger.offload_target,
             lent_blocks=self._offload.lent_blocks,
@@ -329,8 +330,6 @@ class EngineControl:
                 ageing_s=self._admission.ageing_s,
                 oldest_share=self._admission.oldest_share,
                 max_running=self.active_limit.most,
-                max_waiting_sessions=None,
-                retry_after_s=_DEFAULT_RETRY_AFTER_S,
             ),
             watermark=Watermark(self._coordinator.transition_watermark, self._default_watermark),
             progress=Progress(self._steps, self._scheduled_tokens, self._decode_time.seconds),

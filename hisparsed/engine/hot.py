@@ -17,8 +17,8 @@ import numpy as np
 from vllm.v1.core.single_type_kv_cache_manager import HiSparseHotManager
 
 from hisparsed.engine.hot_sizes import HotUnits
-from hisparsed.engine.messages import EngineCommand
 from hisparsed.engine.worker_report import RowCurve, WorkerReport
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import HotBuffers, LeasePoint, MissPoint, RequestHot
 
 

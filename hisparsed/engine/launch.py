@@ -29,13 +29,14 @@ from hisparsed.engine.messages import (
     ApplyResult,
     CanaryCall,
     CanaryReport,
-    EngineCommand,
     RequestTable,
+    command_to_wire,
     report_from_wire,
 )
 from hisparsed.engine.plugin import CONTROL_METHOD, DAEMON_GROUP_ENV, LAUNCHED_ENV
 from hisparsed.engine.port import EngineGone, ServingCounters
 from hisparsed.errors import EngineStartError, UserError
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import EngineReport
 
 
@@ -175,7 +176,7 @@ class EngineHandle:
         return report
 
     async def apply(self, command: EngineCommand) -> ApplyResult:
-        payload = command.model_dump(exclude_none=True)
+        payload = command_to_wire(command)
         return ApplyResult.model_validate(await self._call("apply", payload))
 
     async def requests(self) -> RequestTable:

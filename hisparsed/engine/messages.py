@@ -6,10 +6,12 @@ and its tests can use them alone. Counters never go back while an engine lives.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import AdmissionOrder, EngineReport
 
 
@@ -29,6 +31,23 @@ def report_to_wire(report: EngineReport) -> dict[str, Any]:
 def report_from_wire(values: dict[str, Any]) -> EngineReport:
     """Raises ``ValueError`` naming the field that cannot be right."""
     return _REPORT.validate_python(values)
+
+
+_COMMAND: TypeAdapter[EngineCommand] = TypeAdapter(EngineCommand)
+
+
+def command_to_wire(command: EngineCommand) -> dict[str, Any]:
+    """Plain values of what it changes."""
+    values: dict[str, Any] = _COMMAND.dump_python(command, mode="json", exclude_defaults=True)
+    return values
+
+
+def command_from_wire(values: dict[str, Any]) -> EngineCommand:
+    """Raises ``ValueError`` naming what is unknown or cannot be right."""
+    unknown = values.keys() - {one.name for one in fields(EngineCommand)}
+    if unknown:
+        raise ValueError(f"a command has no {', '.join(sorted(unknown))}")
+    return _COMMAND.validate_python(values)
 
 
 class RequestRow(_Message):
@@ -87,33 +106,6 @@ class CanaryReport(_Message):
     scheduled_tokens: int
     step_s: float
     """Its part, by tokens, of the time of the steps it was in."""
-
-
-class AdmissionCommand(_Message):
-    order: AdmissionOrder = AdmissionOrder.ARRIVAL
-    ageing_s: float = Field(default=30.0, gt=0)
-    oldest_share: float = Field(default=0.2, ge=0, le=1)
-    """Of the starts while held prefixes go first, for the call that has waited longest."""
-    max_running: int | None = Field(default=None, ge=1)
-
-
-class EngineCommand(_Message):
-    """What to change; ``None`` leaves a lever alone. Applied between steps, all or nothing."""
-
-    offload_target_blocks: int | None = Field(default=None, ge=0)
-    reserve_target_blocks: int | None = Field(default=None, ge=0)
-    release_reserve: bool | None = None
-    """Give the memory of reserve blocks back to the operating system, now and from now on."""
-    clear_violations: bool = False
-    """Check the whole ledger; if it is sound, levers work again. Refused if it is not."""
-    multiplier: float | None = Field(default=None, gt=0)
-    """Hot rows of a lease / top-k, with drafts as without."""
-    hot_leases: dict[str, int] | None = None
-    """Hot blocks of one group by request, for nodes that report requests; others keep theirs.
-    Unknown requests are ignored: they have ended. Empty: all go back to the multiplier's."""
-    transition_watermark: int | Literal["default"] | None = None
-    admission: AdmissionCommand | None = None
-    session_ttl_s: float | None = Field(default=None, gt=0)
 
 
 class ApplyResult(_Message):

@@ -31,7 +31,7 @@ def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str,
     ``action`` is one of ``ACTIONS``; raises ``ValueError`` on others and on bad payloads, which
     reaches the caller while the engine lives on.
     """
-    from hisparsed.engine.messages import CanaryCall, EngineCommand, report_to_wire
+    from hisparsed.engine.messages import CanaryCall, command_from_wire, report_to_wire
     from hisparsed.engine.worker_report import WorkerReport
 
     scheduler, executor = engine_core.scheduler, engine_core.model_executor
@@ -42,7 +42,7 @@ def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str,
         workers = counts() if counts is not None else WorkerReport(counted=False)
         return report_to_wire(scheduler.hisparsed_report(workers, release_host))
     if action == "apply":
-        command = EngineCommand.model_validate(payload)
+        command = command_from_wire(payload)
         resize_hot = getattr(hot, "resize_hot", None)
         result = scheduler.hisparsed_apply(command, resize_hot, release_host)
     elif action == "requests":

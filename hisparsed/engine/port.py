@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hisparsed.engine.messages import ApplyResult, EngineCommand
+from hisparsed.engine.messages import ApplyResult
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import EngineReport, SampledRows
 
 

@@ -23,7 +23,7 @@ from hisparsed.engine.compat.adapters import waiting_queues
 from hisparsed.engine.control import EngineControl
 from hisparsed.engine.host.memory import ReleaseHost
 from hisparsed.engine.hot import ResizeHot
-from hisparsed.engine.messages import ApplyResult, EngineCommand, RequestTable
+from hisparsed.engine.messages import ApplyResult, RequestTable
 from hisparsed.engine.request_table import request_table
 from hisparsed.engine.stall import (
     Remedy,
@@ -34,6 +34,7 @@ from hisparsed.engine.stall import (
 )
 from hisparsed.engine.step_cpu import StepCpuTimes
 from hisparsed.engine.worker_report import HotRows, WorkerReport
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import EngineReport
 
 log = logging.getLogger("hisparsed.engine")

@@ -25,8 +25,8 @@ from hisparsed.control.metrics.collector import ControlMetrics
 from hisparsed.control.plane import ControlPlane
 from hisparsed.control.status.current import CurrentStatus, StatusSources, TickOutcome
 from hisparsed.control.status.document import NodeInfo
-from hisparsed.engine.messages import EngineCommand
 from hisparsed.engine.simulated.node import SimulatedNode
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import AdmissionRules
 
 Item = TypeVar("Item")

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hisparsed.control.status.current import TickOutcome
-from hisparsed.engine.messages import EngineCommand
 from hisparsed.engine.simulated.node import SimulatedCall, SimulatedNode
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions
 from hisparsed.errors import UserError
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import Lever
 from hisparsed.simulate.control import (
     Arrival,

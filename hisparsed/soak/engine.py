@@ -15,8 +15,9 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from hisparsed.config.node import NodeConfig
-from hisparsed.engine.messages import ApplyResult, EngineCommand, report_from_wire
+from hisparsed.engine.messages import ApplyResult, command_to_wire, report_from_wire
 from hisparsed.engine.plugin import LAUNCHED_ENV, control
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import EngineReport
 
 
@@ -93,7 +94,7 @@ class InProcessEngine:
         return [_answer(output) for output in self._llm.step()]
 
     def apply(self, command: EngineCommand) -> ApplyResult:
-        payload = command.model_dump(exclude_none=True)
+        payload = command_to_wire(command)
         return ApplyResult.model_validate(control(self.core, "apply", payload))
 
     def report(self) -> EngineReport:

@@ -22,7 +22,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from hisparsed.engine.messages import AdmissionCommand, EngineCommand
+from hisparsed.engine.messages import command_to_wire
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import EngineReport
 from hisparsed.soak.engine import (
     AnswerSoFar,
@@ -118,7 +119,7 @@ class Soak:
             self._step()
         if self._open and not self._dead:
             # The last random limit may be one call at a time.
-            self._apply(EngineCommand(admission=AdmissionCommand()))
+            self._apply(EngineCommand(admission=self._moves.no_limits()))
         while self._open and not self._dead:
             self._step()
         self._settle()
@@ -161,7 +162,7 @@ class Soak:
                 refused = "vLLM could not reset"
                 self.tally.resets_refused += 1
         else:
-            kind, payload = "apply", move.model_dump(exclude_none=True)
+            kind, payload = "apply", command_to_wire(move)
             refused = self._apply(move)
         took_s = self.busy_s() - began_s
         self.tally.busy_s += took_s

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
-from hisparsed.engine.messages import AdmissionCommand, EngineCommand
-from hisparsed.policy.signals import AdmissionOrder, EngineReport
+from hisparsed.policy.decisions import EngineCommand
+from hisparsed.policy.signals import AdmissionOrder, AdmissionRules, EngineReport
 from hisparsed.replay.scaled_trace import (
     PromptMaker,
     ScaledCall,
@@ -173,14 +174,13 @@ class Moves:
         rng = self._rng
         if rng.random() < _RESET_SHARE:
             return Reset(running=rng.random() < 0.5, connector=rng.random() < 0.5)
-        fields: dict[str, object] = {}
+        fields: dict[str, Any] = {}
         draws: dict[str, tuple[float, Callable[[], object]]] = {
             "offload_target_blocks": (0.6, self._offload_blocks),
             "reserve_target_blocks": (0.15, self._reserve_blocks),
             "multiplier": (0.35, lambda: rng.choice(_MULTIPLIERS)),
-            "transition_watermark": (0.25, self._watermark),
+            "watermark": (0.25, self._watermark),
             "admission": (0.3, self._admission),
-            "session_ttl_s": (0.05, lambda: rng.choice((1.0, 30.0, 300.0))),
         }
         if self._can_release:
             draws["release_reserve"] = (0.1, lambda: rng.random() < 0.5)
@@ -190,7 +190,7 @@ class Moves:
             for name, (share, draw) in draws.items():
                 if rng.random() < share:
                     fields[name] = draw()
-        return EngineCommand.model_validate(fields)
+        return EngineCommand(**fields)
 
     def pause_s(self, mean_s: float) -> float:
         """Until the next move."""
@@ -224,10 +224,14 @@ class Moves:
         blocks = self._geometry.gpu_blocks_total
         return self._rng.choice(("default", 0, blocks // 8, blocks // 2, blocks))
 
-    def _admission(self) -> AdmissionCommand:
+    def no_limits(self) -> AdmissionRules:
+        """What lets every call run that the node was started for."""
+        return AdmissionRules(AdmissionOrder.ARRIVAL, 30.0, self._geometry.max_num_seqs)
+
+    def _admission(self) -> AdmissionRules:
         rng = self._rng
-        return AdmissionCommand(
+        return AdmissionRules(
             order=rng.choice(tuple(AdmissionOrder)),
             ageing_s=rng.choice((0.01, 0.5, 5.0, 30.0)),
-            max_running=rng.choice((1, 2, 4, self._geometry.max_num_seqs, None)),
+            max_running=rng.choice((1, 2, 4, self._geometry.max_num_seqs)),
         )

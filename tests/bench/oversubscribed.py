@@ -22,11 +22,11 @@ from random import Random
 
 from hisparsed.config.node import NodeConfig
 from hisparsed.config.sections import ReferenceConfig
-from hisparsed.control.observe import command_for, observe
-from hisparsed.engine.messages import EngineCommand
+from hisparsed.control.observe import observe
 from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.admission import start_admission
 from hisparsed.policy.decide import decide
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.reach import equal_reach_blocks, reach_at
 from hisparsed.policy.schema import Policy
@@ -116,13 +116,13 @@ class PolicyAtWork:
             last_admission=self.admission,
         )
         decision, self._memory = decide(self._policy, snapshot, self._memory)
-        command = command_for(decision.commands)
-        if command is None:
+        command = decision.commands
+        if not command:
             return
         self._engine.apply(command)
-        if decision.commands.admission is not None:
-            self.order_changes += decision.commands.admission.order is not self.admission.order
-            self.admission = decision.commands.admission
+        if command.admission is not None:
+            self.order_changes += command.admission.order is not self.admission.order
+            self.admission = command.admission
 
 
 def sessions_of(

@@ -22,7 +22,8 @@ def main(state: Path) -> dict[str, Any]:
     from hisparsed.config.node import NodeConfig
     from hisparsed.config.sections import ReferenceConfig
     from hisparsed.engine.compat.adapters import make_arg_parser
-    from hisparsed.engine.messages import AdmissionCommand, EngineCommand
+    from hisparsed.policy.decisions import EngineCommand
+    from hisparsed.policy.signals import AdmissionOrder, AdmissionRules
     from hisparsed.soak.engine import InProcessEngine, SteppedClock
 
     clock = SteppedClock()
@@ -44,7 +45,9 @@ def main(state: Path) -> dict[str, Any]:
             EngineCommand(
                 offload_target_blocks=lent,
                 multiplier=multiplier,
-                admission=AdmissionCommand(order="held-prefix-first", max_running=CALLS - turn),
+                admission=AdmissionRules(
+                    AdmissionOrder.HELD_PREFIX_FIRST, 30.0, max_running=CALLS - turn
+                ),
             )
         )
         for index, prompt in enumerate(prompts):

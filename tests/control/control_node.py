@@ -28,8 +28,9 @@ from hisparsed.control.status.document import (
     NodeInfo,
 )
 from hisparsed.engine.gpus import GpusStatus
-from hisparsed.engine.messages import ApplyResult, EngineCommand
+from hisparsed.engine.messages import ApplyResult
 from hisparsed.engine.port import ServingCounters
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.keys import PendingRestart
 from hisparsed.policy.signals import (
     AdmissionOrder,
@@ -205,11 +206,11 @@ class FakeEngine:
             self.multiplier = command.multiplier
         if command.admission is not None:
             self.order = command.admission.order
-            self.max_running = min(8, command.admission.max_running or 8)
-        if command.transition_watermark is not None:
-            self.default_watermark = command.transition_watermark == "default"
-            if isinstance(command.transition_watermark, int):
-                self.watermark = command.transition_watermark
+            self.max_running = min(8, command.admission.max_running)
+        if command.watermark is not None:
+            self.default_watermark = command.watermark == "default"
+            if isinstance(command.watermark, int):
+                self.watermark = command.watermark
         return ApplyResult(
             offload_target_blocks=self.target,
             lent_blocks=self.target,

@@ -78,7 +78,7 @@ async def test_a_bounded_target_is_recorded_and_said(
     apply = node.engine.apply
 
     async def bounded_apply(command: Any) -> Any:
-        lower = command.model_copy(update={"offload_target_blocks": 17})
+        lower = replace(command, offload_target_blocks=17)
         return await apply(lower)
 
     monkeypatch.setattr(node.engine, "apply", bounded_apply)

@@ -1,4 +1,4 @@
-"""From report to snapshot and from commands to a command: every figure in its place."""
+"""From report to snapshot, and what became of a command: every figure in its place."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from hisparsed.control.journal.records import Applied
-from hisparsed.control.observe import bounded_levers, command_for, confirm, observe
+from hisparsed.control.observe import bounded_levers, confirm, observe
 from hisparsed.engine.messages import (
-    AdmissionCommand,
-    EngineCommand,
+    command_from_wire,
+    command_to_wire,
     report_from_wire,
     report_to_wire,
 )
 from hisparsed.engine.port import ServingCounters
-from hisparsed.policy.decisions import Commands
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import (
     AdmissionOrder,
     AdmissionRules,
@@ -88,26 +88,42 @@ async def test_a_report_crosses_to_the_daemon_whole(node: Any) -> None:
         report_from_wire(wire)
 
 
-def test_nothing_to_change_is_no_command() -> None:
-    assert command_for(Commands()) is None
+@pytest.mark.parametrize(
+    "command",
+    [
+        EngineCommand(),
+        EngineCommand(clear_violations=True),
+        EngineCommand(offload_target_blocks=0, hisparse_target_blocks=9, release_reserve=False),
+        EngineCommand(multiplier=1.5, hot_leases={}, watermark=0),
+        EngineCommand(hot_leases={"r1": 4}, watermark="default", admission=ADMISSION),
+    ],
+)
+def test_a_command_is_the_same_behind_the_wire(command: EngineCommand) -> None:
+    wire = command_to_wire(command)
+    assert command_from_wire(json.loads(json.dumps(wire))) == command
+    assert bool(wire) == bool(command)
 
 
-def test_commands_carry_over() -> None:
-    command = command_for(
-        Commands(
-            offload_target_blocks=7,
-            hisparse_target_blocks=993,
-            multiplier=1.5,
-            watermark="default",
-            admission=ADMISSION,
-        )
-    )
-    assert command == EngineCommand(
-        offload_target_blocks=7,
-        multiplier=1.5,
-        transition_watermark="default",
-        admission=AdmissionCommand(order=AdmissionOrder.ARRIVAL, ageing_s=12.0, max_running=5),
-    )
+@pytest.mark.parametrize(
+    ("wire", "message"),
+    [
+        ({"offload_target_blocks": -1}, "offload_target_blocks is -1"),
+        ({"multiplier": 0}, "multiplier is 0"),
+        ({"watermark": "high"}, "watermark"),
+        ({"multiplyer": 2, "admision": {}}, "a command has no admision, multiplyer"),
+        ({"admission": {"order": "arrival", "ageing_s": 0, "max_running": 1}}, "ageing_s is 0"),
+        ({"admission": {"order": "arrival", "ageing_s": 1, "max_running": 0}}, "max_running is 0"),
+        (
+            {"admission": {
+                "order": "arrival", "ageing_s": 1, "max_running": 1, "oldest_share": 1.5,
+            }},
+            "oldest_share is 1.5",
+        ),
+    ],
+)  # fmt: skip
+def test_a_command_that_cannot_be_right_is_refused(wire: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        command_from_wire(wire)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +152,8 @@ async def test_what_the_engine_bounded(
     command = EngineCommand(
         offload_target_blocks=70,
         multiplier=1.5,
-        transition_watermark=40,
-        admission=AdmissionCommand(order=AdmissionOrder.HELD_PREFIX_FIRST, max_running=5),
+        watermark=40,
+        admission=AdmissionRules(AdmissionOrder.HELD_PREFIX_FIRST, 30.0, max_running=5),
     )
     result = await node.engine.apply(command)
     assert bounded_levers(command, result) == ()
@@ -149,8 +165,8 @@ async def test_a_confirmation_compares_with_what_was_put_in_force(node: Any) -> 
     command = EngineCommand(
         offload_target_blocks=70,
         multiplier=1.5,
-        transition_watermark=40,
-        admission=AdmissionCommand(order=AdmissionOrder.HELD_PREFIX_FIRST),
+        watermark=40,
+        admission=AdmissionRules(AdmissionOrder.HELD_PREFIX_FIRST, 30.0, max_running=8),
     )
     applied = Applied(command, await node.engine.apply(command), None)
     confirmed = confirm(4, applied, await node.engine.report())
@@ -167,15 +183,6 @@ async def test_a_confirmation_compares_with_what_was_put_in_force(node: Any) -> 
         Lever.ADMISSION,
     ]
     assert confirm(4, Applied(command, None, "refused"), await node.engine.report()) is None
-
-
-def test_reserve_and_leases_carry_over() -> None:
-    command = command_for(
-        Commands(reserve_target_blocks=9, release_reserve=False, hot_leases={"r1": 4})
-    )
-    assert command == EngineCommand(
-        reserve_target_blocks=9, release_reserve=False, hot_leases={"r1": 4}
-    )
 
 
 async def test_a_reserve_that_the_engine_bounded_or_lost_is_told(node: Any) -> None:

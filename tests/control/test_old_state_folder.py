@@ -34,8 +34,9 @@ from hisparsed.control.operator import restore_overrides
 from hisparsed.control.state_files import OverrideFile, TargetFile, with_kept_targets
 from hisparsed.node.engine.records import EngineRecord, RestartFile
 from hisparsed.node.engine.values import EngineValues
-from hisparsed.policy.decide import start_commands
+from hisparsed.policy.decide import start_command
 from hisparsed.policy.events import EventKind
+from hisparsed.policy.signals import AdmissionOrder, AdmissionRules
 from hisparsed.tui.journal_player import JournalPlayer
 from hisparsed.tui.journal_reader import JournalReader
 from hisparsed.tui.model import NodeModel
@@ -134,7 +135,7 @@ def test_targets_are_taken_up_by_the_same_policy_on_the_same_node(folder: Path) 
     assert source.bind(snapshot.geometry) == ()
     policy = source.in_force.policy
     begun = with_kept_targets(
-        start_commands(policy, snapshot.geometry), targets, policy, snapshot.geometry
+        start_command(policy, snapshot.geometry), targets, policy, snapshot.geometry
     )
     assert (begun.offload_target_blocks, begun.multiplier) == (235, 4.0)
 
@@ -175,14 +176,31 @@ async def test_the_journal_is_written_on(state: Path) -> None:
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_no_name_in_the_journal_has_changed(state: Path, column: str) -> None:
+def test_every_name_in_the_journal_is_read(state: Path, column: str) -> None:
     found = [text for (text,) in rows(state, column)]
     assert len(found) == TICKS
     assert any(text != "null" for text in found)
     adapter = COLUMNS[column]
     for text in found:
+        kept = json.loads(text)
+        if column == "applied" and kept is not None:
+            kept["command"]["watermark"] = kept["command"].pop("transition_watermark")
+            assert kept["command"].pop("session_ttl_s") is None, "no daemon ever sent it"
         read = json.loads(adapter.dump_json(adapter.validate_json(text)))
-        assert list(lost(json.loads(text), read)) == []
+        assert list(lost(kept, read)) == []
+
+
+@pytest.mark.parametrize("watermark", [40, "default"])
+def test_a_command_is_read_by_the_names_it_had(state: Path, watermark: int | str) -> None:
+    kept = next(json.loads(text) for (text,) in rows(state, "applied") if text != "null")
+    limits = {"order": "arrival", "ageing_s": 12.0, "oldest_share": 0.5, "max_running": 3}
+    kept["command"] |= {"transition_watermark": watermark, "admission": limits}
+    read = APPLIED_JSON.validate_json(json.dumps(kept))
+    assert read is not None
+    assert read.command.watermark == watermark
+    assert read.command.admission == AdmissionRules(
+        AdmissionOrder.ARRIVAL, 12.0, 3, oldest_share=0.5
+    )
 
 
 def test_no_name_in_the_small_files_has_changed(state: Path, tmp_path: Path) -> None:

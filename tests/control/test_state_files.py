@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hisparsed.control.state_files import TARGETS_FILE_NAME, TargetFile, Targets, with_kept_targets
-from hisparsed.policy.decide import start_commands
+from hisparsed.policy.decide import start_command
 from hisparsed.policy.signals import AdmissionOrder
 
 
@@ -28,7 +28,7 @@ async def parts(node: Any) -> tuple[Any, Any, Targets]:
     """Geometry, policy, and targets that differ from the policy's start."""
     geometry = (await node.engine.report()).geometry
     policy = node.source.active.value
-    admission = start_commands(policy, geometry).admission
+    admission = start_command(policy, geometry).admission
     assert admission is not None
     held = replace(admission, order=AdmissionOrder.HELD_PREFIX_FIRST, ageing_s=77.0)
     return geometry, policy, Targets(250, 3.0, held)
@@ -100,7 +100,7 @@ async def test_the_same_targets_are_not_written_again(node: Any, state: Path) ->
 
 async def test_the_policys_bounds_apply_to_what_is_restored(node: Any) -> None:
     geometry, policy, targets = await parts(node)
-    start = start_commands(policy, geometry)
+    start = start_command(policy, geometry)
     wild = replace(targets, offload_target_blocks=10_000, multiplier=1_000.0)
     commands = with_kept_targets(start, wild, policy, geometry)
     assert commands.offload_target_blocks is not None
@@ -118,7 +118,7 @@ async def test_levers_that_the_policy_may_not_act_on_are_not_restored(
     off = make_node("version: 1\nmode: off\n")
     geometry = (await off.engine.report()).geometry
     policy = off.source.active.value
-    start = start_commands(policy, geometry)
+    start = start_command(policy, geometry)
     assert with_kept_targets(start, targets, policy, geometry) == start
 
 

@@ -115,12 +115,17 @@ def answer_of(output: Any) -> list[int]:
     return list(output.outputs[0].token_ids)
 
 
+def at_most(running: int) -> dict[str, Any]:
+    """The command that limits running requests, in order of arrival."""
+    return {"admission": {"order": "arrival", "ageing_s": 30.0, "max_running": running}}
+
+
 def random_command(rng: random.Random, budget_blocks: int) -> dict[str, Any]:
     """Moves every lever but the reserve."""
     return {
         "offload_target_blocks": rng.randrange(budget_blocks),
         "multiplier": rng.choice([1.0, 1.5, 2.0, 3.0, 4.0]),
-        "transition_watermark": rng.choice([0, 50, 200, "default"]),
+        "watermark": rng.choice([0, 50, 200, "default"]),
         "admission": {
             "order": rng.choice(["arrival", "held-prefix-first"]),
             "ageing_s": 0.001,

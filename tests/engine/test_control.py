@@ -11,6 +11,7 @@ from conversations import (
     EngineShape,
     apply,
     ask,
+    at_most,
     build_engine,
     converse,
     core_of,
@@ -72,11 +73,11 @@ def test_the_multiplier_is_in_whole_blocks_and_within_the_configured_maximum(eng
 
 
 def test_the_default_watermark_follows_the_multiplier(engine: Any) -> None:
-    apply(engine, {"multiplier": 4.0, "transition_watermark": "default"})
+    apply(engine, {"multiplier": 4.0, "watermark": "default"})
     assert report(engine)["watermark"]["blocks"] == 60, "a tenth of 600 blocks"
-    assert apply(engine, {"transition_watermark": 123})["transition_watermark"] == 123
+    assert apply(engine, {"watermark": 123})["transition_watermark"] == 123
     assert apply(engine, {"multiplier": 2.0})["transition_watermark"] == 123
-    assert apply(engine, {"transition_watermark": "default"})["transition_watermark"] == 60
+    assert apply(engine, {"watermark": "default"})["transition_watermark"] == 60
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_the_admission_limit_holds_calls_back_without_touching_running_ones(engi
 
     def between_steps(step: int) -> None:
         if step == 5:
-            apply(engine, {"admission": {"max_running": 2}})
+            apply(engine, at_most(2))
         requests = report(engine)["requests"]
         running.append(requests["running"])
         held_back.append(requests["held_back"])
@@ -120,7 +121,7 @@ def test_the_admission_limit_holds_calls_back_without_touching_running_ones(engi
     assert max(running[60:]) <= 2
     assert max(held_back) > 0
     assert run.last_report["requests"]["finished_total"] == 12
-    assert apply(engine, {"admission": {}})["max_running"] == 12
+    assert apply(engine, at_most(99))["max_running"] == 12, "what it was started with"
 
 
 def test_counters_and_sessions_of_a_run(engine: Any) -> None:
@@ -164,7 +165,7 @@ def test_the_head_says_what_it_needs_until_it_starts_and_how_long_it_waits(tmp_p
 
 def test_a_limit_is_no_need_of_blocks(tmp_path: Path) -> None:
     engine = build_engine(tmp_path, EngineShape())
-    apply(engine, {"offload_target_blocks": 100, "admission": {"max_running": 1}})
+    apply(engine, {"offload_target_blocks": 100, **at_most(1)})
     for name in ("first", "second"):
         ask(engine, name, text(100, seed=name), 30)
     engine.step()

@@ -81,7 +81,7 @@ def test_leases_changed_at_random_give_the_same_tokens(folder: Path, ample: Run,
         elif choice < 0.2:
             command = {"multiplier": rng.choice([1.5, 2.0, 3.0])}
         else:
-            command = {"hot_leases": random_leases(rng, told), "transition_watermark": 200}
+            command = {"hot_leases": random_leases(rng, told), "watermark": 200}
         apply(engine, command)
         moves += 1
         for name, blocks in command.get("hot_leases", {}).items():

@@ -95,13 +95,13 @@ class Squeeze:
     def __enter__(self) -> Squeeze:
         _apply(
             self._core,
-            {"transition_watermark": _report(self._core)["geometry"]["gpu_blocks_total"]},
+            {"watermark": _report(self._core)["geometry"]["gpu_blocks_total"]},
         )
         return self
 
     def __exit__(self, *_: object) -> None:
         self._give_back()
-        _apply(self._core, {"transition_watermark": "default"})
+        _apply(self._core, {"watermark": "default"})
 
     def tight(self, step: int) -> None:
         """Leave what the calls need to go on."""

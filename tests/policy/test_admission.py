@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hisparsed.policy.admission import ageing_s, natural_wait_s
-from hisparsed.policy.decide import decide, start_commands
+from hisparsed.policy.decide import decide, start_command
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory, remember
 from hisparsed.policy.schema import Policy
@@ -195,7 +195,7 @@ def test_a_duration_is_taken_as_it_is(kit) -> None:
 
 
 def test_a_short_max_wait_caps_the_start_too(kit) -> None:
-    commands = start_commands(ageing_policy(max_wait="10s"), kit.geometry)
+    commands = start_command(ageing_policy(max_wait="10s"), kit.geometry)
     assert commands.admission is not None
     assert (commands.admission.ageing_s, commands.admission.max_wait_s) == (10.0, 10.0)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from hisparsed.policy.decide import decide, start_commands
-from hisparsed.policy.decisions import Commands, Decision, Reason
+from hisparsed.policy.decide import decide, start_command
+from hisparsed.policy.decisions import Decision, EngineCommand, Reason
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import AdmissionOrder, Lever, Snapshot, Watermark
@@ -70,7 +70,7 @@ def test_advise_says_the_same_and_commands_nothing(pressed) -> None:
         assert advise.reason is Reason.ADVISE_ONLY
         assert (advise.cause, advise.wanted) == (act.reason, act.wanted)
         assert advise.figures == act.figures
-    assert advising.commands == Commands()
+    assert advising.commands == EngineCommand()
     assert memory.split.last_at_s is None, "advice is not a move"
 
 
@@ -164,7 +164,7 @@ def test_start_puts_the_policy_in_force(kit) -> None:
         hot={"start": 1.3},
         admission={"order": "held-prefix-first", "max_waiting_sessions": 2},
     )
-    commands = start_commands(made, kit.geometry)
+    commands = start_command(made, kit.geometry)
     assert (commands.offload_target_blocks, commands.hisparse_target_blocks) == (4_000, 6_000)
     assert commands.multiplier == 42 / 32
     assert commands.watermark == 77
@@ -175,8 +175,8 @@ def test_start_puts_the_policy_in_force(kit) -> None:
 
 @pytest.mark.parametrize("mode", ["advise", "off"])
 def test_start_leaves_alone_what_may_not_act(kit, mode: str) -> None:
-    assert not start_commands(policy(mode=mode), kit.geometry)
-    one_off = start_commands(policy(levers={"split": {"mode": mode}}), kit.geometry)
+    assert not start_command(policy(mode=mode), kit.geometry)
+    one_off = start_command(policy(levers={"split": {"mode": mode}}), kit.geometry)
     assert one_off.offload_target_blocks is None
     assert one_off.multiplier == 2.0
 

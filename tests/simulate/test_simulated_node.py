@@ -16,12 +16,12 @@ from hisparsed.cli.app import app
 from hisparsed.config.node import shipped_config
 from hisparsed.config.node_description import load_node_description
 from hisparsed.control.journal.replay import replay_journal
-from hisparsed.engine.messages import EngineCommand
 from hisparsed.engine.simulated import node as simulated_node
 from hisparsed.engine.simulated.node import RememberedLookups, SimulatedCall, SimulatedNode
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions
 from hisparsed.errors import UserError
 from hisparsed.plan.layout import real_layout
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.effective import load_policy
 from hisparsed.simulate.policies import choose_policy
 from hisparsed.simulate.results import Limits, Measures, PolicyResult, finished_calls, summarise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hisparsed.engine.messages import ApplyResult, EngineCommand
+from hisparsed.engine.messages import ApplyResult
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import (
     AdmissionOrder,
     AdmissionRules,

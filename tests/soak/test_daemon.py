@@ -12,7 +12,7 @@ from fake_engine import FakeEngine
 
 from hisparsed.control.journal.records import APPLIED_JSON, Applied
 from hisparsed.demo.node import policy_document
-from hisparsed.engine.messages import EngineCommand
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.effective import check_policy, parse_policy
 from hisparsed.policy.schedules import Override
 from hisparsed.soak.daemon import FIRST_VALUES, DaemonRun, applied_commands, next_value, tally_of

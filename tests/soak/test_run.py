@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine
 
-from hisparsed.engine.messages import EngineCommand
+from hisparsed.engine.messages import command_to_wire
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import RequestHot
 from hisparsed.soak.engine import Oracle, SampledAnswer, SteppedClock
 from hisparsed.soak.result import percentile
@@ -209,11 +210,10 @@ def test_moves_reach_every_lever_and_beyond_every_bound() -> None:
         "release_reserve",
         "multiplier",
         "hot_leases",
-        "transition_watermark",
+        "watermark",
         "admission",
-        "session_ttl_s",
     }
-    assert {name for one in commands for name in one.model_fields_set} == levers
+    assert {name for one in commands for name in command_to_wire(one)} == levers
     assert len(resets) == 4
     leases = [one.hot_leases for one in commands if one.hot_leases]
     assert {name for one in leases for name in one} == {"a", "b", "c"}

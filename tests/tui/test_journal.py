@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from recorded_node import recorded
 
-from hisparsed.policy.decisions import ACTING, Commands, Decision, LeverDecision, Reason
+from hisparsed.policy.decisions import ACTING, Decision, EngineCommand, LeverDecision, Reason
 from hisparsed.policy.signals import Lever
 from hisparsed.tui.app import NodeScreen, TopApp
 from hisparsed.tui.feed import journal_session
@@ -109,10 +109,9 @@ def test_a_recorded_decision_reads_as_the_daemon_showed_it(reason: Reason, bound
         TickRecord,
         view_tick,
     )
-    from hisparsed.engine.messages import EngineCommand
 
     lever = LeverDecision(Lever.MULTIPLIER, 2.0, 2.0, None, reason, reason, {"a": 1.0}, "Why.")
-    decision = Decision(1.0, 7, 3, (lever,), Commands())
+    decision = Decision(1.0, 7, 3, (lever,), EngineCommand())
     error = None if bounded else "no memory"
     found = (Difference(Lever.MULTIPLIER, 2.0, 1.5),) if bounded else ()
     applied = Applied(EngineCommand(), None, error, found)

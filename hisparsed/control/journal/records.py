@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, computed_field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, computed_field
 
-from hisparsed.engine.messages import ApplyResult, EngineCommand
-from hisparsed.policy.decisions import Decision, LeverDecision
+from hisparsed.engine.messages import ApplyResult
+from hisparsed.policy.decisions import Decision, EngineCommand, LeverDecision
 from hisparsed.policy.events import EventKind, EventLevel
 from hisparsed.policy.signals import Lever, Snapshot
 
@@ -51,7 +51,17 @@ class Confirmation:
     differences: tuple[Difference, ...]
 
 
-APPLIED_JSON: TypeAdapter[Applied | None] = TypeAdapter(Applied | None)
+def _renamed(applied: Any) -> Any:
+    """Version 0.1.0 wrote ``transition_watermark`` for a command's ``watermark``."""
+    command = applied.get("command") if isinstance(applied, dict) else None
+    if isinstance(command, dict) and "transition_watermark" in command:
+        command["watermark"] = command.pop("transition_watermark")
+    return applied
+
+
+APPLIED_JSON: TypeAdapter[Applied | None] = TypeAdapter(
+    Annotated[Applied | None, BeforeValidator(_renamed)]
+)
 CONFIRMATION_JSON: TypeAdapter[Confirmation | None] = TypeAdapter(Confirmation | None)
 
 

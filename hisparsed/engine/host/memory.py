@@ -16,7 +16,7 @@ from hisparsed.engine.host.chunks import ChunkLayout
 from hisparsed.engine.host.ledger import HostLedger
 from hisparsed.engine.host.offload import LentOffloadingManager
 from hisparsed.engine.host.pool import CountingHostPool
-from hisparsed.engine.messages import EngineCommand
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import (
     GhostPoint,
     HiSparsePool,

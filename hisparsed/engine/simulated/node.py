@@ -22,13 +22,14 @@ from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
 from vllm.v1.request import Request
 
 from hisparsed.engine.held_prefix import RememberedPrefix
-from hisparsed.engine.messages import ApplyResult, EngineCommand, report_from_wire
+from hisparsed.engine.messages import ApplyResult, command_to_wire, report_from_wire
 from hisparsed.engine.plugin import control
 from hisparsed.engine.port import ServingCounters
 from hisparsed.engine.simulated.cost import VirtualClock
 from hisparsed.engine.simulated.executor import TOKEN, SimulatedExecutor
 from hisparsed.engine.simulated.vllm_config import SimulatedOptions, build_vllm_config
 from hisparsed.engine.simulated.work import AllResident, ManagersResidency
+from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import EngineReport
 
 
@@ -260,7 +261,7 @@ class SimulatedNode:
         return report_from_wire(control(self._core, "report", {}))
 
     def put(self, command: EngineCommand) -> ApplyResult:
-        payload = command.model_dump(exclude_none=True)
+        payload = command_to_wire(command)
         result = ApplyResult.model_validate(control(self._core, "apply", payload))
         # The engine measures this machine's time; here none passes, and journals are to be equal.
         return result.model_copy(update={"apply_us": 0.0})

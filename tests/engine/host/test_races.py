@@ -19,6 +19,7 @@ import pytest
 from conversations import (
     EngineShape,
     apply,
+    at_most,
     build_engine,
     converse,
     core_of,
@@ -51,7 +52,7 @@ def workers(engine: Any) -> Iterator[ScriptedWorkers]:
         workers.cancel(request_id)
     workers.run()
     workers.host.ledger.give_back(workers.host.ledger.budget)
-    apply(engine, {"offload_target_blocks": 0, "reserve_target_blocks": 0, "admission": {}})
+    apply(engine, {"offload_target_blocks": 0, "reserve_target_blocks": 0, **at_most(99)})
     assert workers.scheduler.reset_prefix_cache(False, True)
     workers.run()
     workers.check()

@@ -170,7 +170,7 @@ def test_moving_everything_at_random_gives_the_same_tokens(
                 {
                     "offload_target_blocks": rng.randrange(budget),
                     "multiplier": rng.choice(multipliers),
-                    "transition_watermark": rng.choice([0, 50, 200, "default"]),
+                    "watermark": rng.choice([0, 50, 200, "default"]),
                 },
             )
         if step % 11 == 0:
