@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from hisparsed.policy.bounds import LEAST_AGEING_S, admission_for
 from hisparsed.policy.decisions import Proposal, Reason
 from hisparsed.policy.memory import QUEUE_SPAN_S, Memory
 from hisparsed.policy.reach import live_load, reach_now
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import AdmissionOrder, AdmissionRules, Lever, Snapshot
 
-LEAST_S = 30.0
 _QUEUES = 4.0
 """Queueing times that a call may be passed over for."""
 _LET_GO = 2.0
@@ -55,19 +55,11 @@ def ageing_s(policy: Policy, memory: Memory, in_force_s: float) -> float:
     return kept
 
 
-def start_ageing_s(policy: Policy) -> float:
-    """The bound before anything was observed."""
-    settings = policy.admission
-    if not isinstance(settings.ageing, str):
-        return settings.ageing
-    return min(LEAST_S, settings.max_wait)
-
-
 def _on_scale(seconds: float) -> float:
     """The next of 30 s, 1 min, 2 min, 4 min, ..."""
-    if seconds <= LEAST_S:
-        return LEAST_S
-    return LEAST_S * 2.0 ** math.ceil(math.log2(seconds / LEAST_S) - 1e-9)
+    if seconds <= LEAST_AGEING_S:
+        return LEAST_AGEING_S
+    return LEAST_AGEING_S * 2.0 ** math.ceil(math.log2(seconds / LEAST_AGEING_S) - 1e-9)
 
 
 _HELD_FIRST = AdmissionOrder.HELD_PREFIX_FIRST
@@ -110,33 +102,6 @@ def propose_admission(
         because + _held_back(snapshot),
     )
     return proposal, wanted
-
-
-def admission_for(
-    policy: Policy, max_num_seqs: int, order: AdmissionOrder, bound_s: float
-) -> AdmissionRules:
-    """Order and limits together: new sessions are only limited while coverage is low."""
-    settings = policy.admission
-    low_coverage = order is _HELD_FIRST
-    return AdmissionRules(
-        order=order,
-        ageing_s=bound_s,
-        max_running=min(max_num_seqs, settings.max_running or max_num_seqs),
-        max_waiting_sessions=settings.max_waiting_sessions if low_coverage else None,
-        retry_after_s=settings.retry_after,
-        max_wait_s=settings.max_wait,
-        when_full=settings.when_full,
-        max_context_tokens=settings.max_context,
-        over_max_context=settings.over_max_context,
-        oldest_share=settings.oldest_share,
-    )
-
-
-def start_admission(policy: Policy, max_num_seqs: int) -> AdmissionRules:
-    """What to begin with: the policy's own order, else that of arrival."""
-    settings = policy.admission
-    order = AdmissionOrder.ARRIVAL if settings.order == "auto" else AdmissionOrder(settings.order)
-    return admission_for(policy, max_num_seqs, order, start_ageing_s(policy))
 
 
 def left_in_force(snapshot: Snapshot) -> str:

@@ -1,4 +1,4 @@
-"""What the policy's sizes mean on one node: whole host blocks, bounds, and the start.
+"""What the policy's values mean on one node: whole host blocks, bounds, limits, and the start.
 
 The offload pool's target is the one number that moves; the HiSparse pool has the rest of
 the budget, so its floor is a ceiling here and its ceiling a floor.
@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hisparsed.policy.decisions import Reason
+from hisparsed.policy.decisions import EngineCommand, Reason
 from hisparsed.policy.reach import equal_reach_blocks
 from hisparsed.policy.schema import Mode, Policy
-from hisparsed.policy.signals import Lever, PoolGeometry
+from hisparsed.policy.signals import AdmissionOrder, AdmissionRules, Lever, PoolGeometry
 
 _ROUNDING = 1e-9
 _TAIL_BLOCKS = 2
 _AUTO_MOST = 2.0
 """``hot.max: auto`` in what vLLM itself reserves: misses fall little beyond."""
+LEAST_AGEING_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +184,65 @@ def min_lease_blocks(geometry: PoolGeometry) -> int:
 def lease_blocks(geometry: PoolGeometry, multiplier: float) -> int:
     """Hot blocks of one group that a lease at ``multiplier`` takes."""
     return _up(multiplier / hot_unit(geometry))
+
+
+def start_ageing_s(policy: Policy) -> float:
+    """The bound before anything was observed."""
+    settings = policy.admission
+    if not isinstance(settings.ageing, str):
+        return settings.ageing
+    return min(LEAST_AGEING_S, settings.max_wait)
+
+
+def admission_for(
+    policy: Policy, max_num_seqs: int, order: AdmissionOrder, bound_s: float
+) -> AdmissionRules:
+    """Order and limits together: new sessions are only limited while coverage is low."""
+    settings = policy.admission
+    low_coverage = order is AdmissionOrder.HELD_PREFIX_FIRST
+    return AdmissionRules(
+        order=order,
+        ageing_s=bound_s,
+        max_running=min(max_num_seqs, settings.max_running or max_num_seqs),
+        max_waiting_sessions=settings.max_waiting_sessions if low_coverage else None,
+        retry_after_s=settings.retry_after,
+        max_wait_s=settings.max_wait,
+        when_full=settings.when_full,
+        max_context_tokens=settings.max_context,
+        over_max_context=settings.over_max_context,
+        oldest_share=settings.oldest_share,
+    )
+
+
+def start_admission(policy: Policy, max_num_seqs: int) -> AdmissionRules:
+    """What to begin with: the policy's own order, else that of arrival."""
+    settings = policy.admission
+    order = AdmissionOrder.ARRIVAL if settings.order == "auto" else AdmissionOrder(settings.order)
+    return admission_for(policy, max_num_seqs, order, start_ageing_s(policy))
+
+
+def start_command(policy: Policy, geometry: PoolGeometry) -> EngineCommand:
+    """What to put in force before the first tick, for levers that the policy may act on.
+
+    Levers in another mode stay ``None``: the node keeps what its engine started with. So does
+    the multiplier where it cannot change live.
+    """
+    acts = frozenset(lever for lever in Lever if policy.mode_of(lever) is Mode.ACT)
+    offload = start_blocks(policy, geometry) if Lever.SPLIT in acts else None
+    lease = start_lease_blocks(policy, geometry)
+    admission = start_admission(policy, geometry.max_num_seqs)
+    reserve = reserve_blocks(policy, geometry) if Lever.SPLIT in acts else 0
+    shared = shared_blocks(policy, geometry)
+    return EngineCommand(
+        offload_target_blocks=offload,
+        hisparse_target_blocks=None if offload is None else shared - offload,
+        reserve_target_blocks=reserve or None,
+        multiplier=lease * hot_unit(geometry)
+        if Lever.MULTIPLIER in acts and geometry.hot_live
+        else None,
+        watermark=policy.watermark.value if Lever.WATERMARK in acts else None,
+        admission=admission if Lever.ADMISSION in acts else None,
+    )
 
 
 def problems(policy: Policy, geometry: PoolGeometry) -> tuple[str, ...]:

@@ -11,20 +11,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hisparsed.policy import expectation
-from hisparsed.policy.admission import left_in_force, propose_admission, start_admission
+from hisparsed.policy.admission import left_in_force, propose_admission
 from hisparsed.policy.bounds import (
-    hot_unit,
     reserve_blocks,
     shared_blocks,
-    start_blocks,
-    start_lease_blocks,
 )
 from hisparsed.policy.decisions import Decision, EngineCommand, LeverDecision, Proposal, Reason
 from hisparsed.policy.guards import stalled
 from hisparsed.policy.memory import Direction, Expectation, Memory, remember
 from hisparsed.policy.multiplier import propose_multiplier
 from hisparsed.policy.schema import Mode, Policy
-from hisparsed.policy.signals import AdmissionRules, Lever, PoolGeometry, Snapshot
+from hisparsed.policy.signals import AdmissionRules, Lever, Snapshot
 from hisparsed.policy.split import PROBING, propose_split, reserve_differs
 from hisparsed.policy.watermark import DEFAULT, propose_watermark
 
@@ -60,30 +57,6 @@ def decide(policy: Policy, snapshot: Snapshot, memory: Memory) -> tuple[Decision
         _commands(policy, snapshot, decisions, admission, leases),
     )
     return decision, _remember(memory, snapshot, decisions, expected)
-
-
-def start_command(policy: Policy, geometry: PoolGeometry) -> EngineCommand:
-    """What to put in force before the first tick, for levers that the policy may act on.
-
-    Levers in another mode stay ``None``: the node keeps what its engine started with. So does
-    the multiplier where it cannot change live.
-    """
-    acts = frozenset(lever for lever in Lever if policy.mode_of(lever) is Mode.ACT)
-    offload = start_blocks(policy, geometry) if Lever.SPLIT in acts else None
-    lease = start_lease_blocks(policy, geometry)
-    admission = start_admission(policy, geometry.max_num_seqs)
-    reserve = reserve_blocks(policy, geometry) if Lever.SPLIT in acts else 0
-    shared = shared_blocks(policy, geometry)
-    return EngineCommand(
-        offload_target_blocks=offload,
-        hisparse_target_blocks=None if offload is None else shared - offload,
-        reserve_target_blocks=reserve or None,
-        multiplier=lease * hot_unit(geometry)
-        if Lever.MULTIPLIER in acts and geometry.hot_live
-        else None,
-        watermark=policy.watermark.value if Lever.WATERMARK in acts else None,
-        admission=admission if Lever.ADMISSION in acts else None,
-    )
 
 
 def _govern(

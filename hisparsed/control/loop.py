@@ -28,8 +28,8 @@ from hisparsed.control.watch import LedgerGuard
 from hisparsed.engine.messages import ApplyResult
 from hisparsed.engine.port import EngineGone, EnginePort, ServingCounters
 from hisparsed.logs.event_ids import LEVERS_MOVED
-from hisparsed.policy.bounds import start_blocks
-from hisparsed.policy.decide import decide, start_command
+from hisparsed.policy.bounds import start_blocks, start_command
+from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Decision, EngineCommand
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.guards import stalled

@@ -8,6 +8,7 @@ that the head of the waiting queue lacked.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -28,11 +29,11 @@ from hisparsed.engine.host.offload import (
     find_offload_manager,
     find_offloading_scheduler,
 )
-from hisparsed.engine.hot import HotShares, LeasedHotManager, ResizeHot
-from hisparsed.engine.hot_sizes import HotUnits, lease_scratch
+from hisparsed.engine.hot import HotShares, HotUnits, LeasedHotManager, ResizeHot
 from hisparsed.engine.messages import ApplyResult
 from hisparsed.engine.request_table import resident_blocks
 from hisparsed.engine.resident import CountingResidentManager
+from hisparsed.engine.scratch import lease_scratch
 from hisparsed.engine.worker_report import WorkerReport
 from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import (
@@ -269,6 +270,7 @@ class EngineControl:
         it a smaller multiplier waits for the next leases. ``release_host`` is there where the
         node's host memory is not pinned. Raises ``ValueError`` while the ledger is in doubt.
         """
+        began = time.perf_counter()
         self._shares.require_possible(command, resize_hot)
         self.host.require_possible(command, release_host)
         self.host.apply(command, release_host, self.head_need_blocks())
@@ -296,7 +298,7 @@ class EngineControl:
             transition_watermark=self._coordinator.transition_watermark,
             admission_order=self._admission.order,
             max_running=self.active_limit.most,
-            apply_us=0.0,
+            apply_us=(time.perf_counter() - began) * 1e6,
         )
 
     def report(

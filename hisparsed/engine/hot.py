@@ -10,13 +10,14 @@ policy's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from vllm.v1.core.single_type_kv_cache_manager import HiSparseHotManager
 
-from hisparsed.engine.hot_sizes import HotUnits
 from hisparsed.engine.worker_report import RowCurve, WorkerReport
 from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import HotBuffers, LeasePoint, MissPoint, RequestHot
@@ -137,6 +138,29 @@ ResizeHot = Callable[[dict[str, int]], None]
 MAX_REQUESTS = 256
 _POINTS_ABOVE = 4
 """Estimates above the lease that a curve reports; a report of many requests stays small."""
+
+
+@dataclass(frozen=True)
+class HotUnits:
+    """What hot blocks mean on a node. ``least_rows``: of a legal lease.
+
+    A multiplier is hot rows / top-k, however many rows of a request a step decodes.
+    """
+
+    topk: int
+    block_tokens: int
+    least_rows: int
+
+    def blocks(self, multiplier: float) -> int:
+        rows = multiplier * self.topk
+        return max(1, math.ceil(rows / self.block_tokens - 1e-9))
+
+    def multiplier(self, blocks: int) -> float:
+        return blocks * self.block_tokens / self.topk
+
+    @property
+    def least_blocks(self) -> int:
+        return -(-self.least_rows // self.block_tokens)
 
 
 class HotShares:

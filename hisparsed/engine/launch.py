@@ -24,7 +24,6 @@ from hisparsed.config.node import NodeConfig
 from hisparsed.engine.compat.features import require_supported_vllm
 from hisparsed.engine.compat.versions import installed_vllm
 from hisparsed.engine.context_limit import ContextLimit
-from hisparsed.engine.hot_sizes import HotPolicy
 from hisparsed.engine.messages import (
     ApplyResult,
     CanaryCall,
@@ -34,7 +33,7 @@ from hisparsed.engine.messages import (
     report_from_wire,
 )
 from hisparsed.engine.plugin import CONTROL_METHOD, DAEMON_GROUP_ENV, LAUNCHED_ENV
-from hisparsed.engine.port import EngineGone, ServingCounters
+from hisparsed.engine.port import EngineGone, HotPolicy, ServingCounters
 from hisparsed.errors import EngineStartError, UserError
 from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import EngineReport

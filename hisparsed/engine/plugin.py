@@ -44,7 +44,7 @@ def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str,
     if action == "apply":
         command = command_from_wire(payload)
         resize_hot = getattr(hot, "resize_hot", None)
-        result = scheduler.hisparsed_apply(command, resize_hot, release_host)
+        result = scheduler.hisparsed.apply(command, resize_hot, release_host)
     elif action == "requests":
         rows = getattr(hot, "hot_rows", dict)
         result = scheduler.hisparsed_requests(rows())

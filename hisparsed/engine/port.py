@@ -1,4 +1,4 @@
-"""The engine as the control side sees it: one report, one command, serving counters.
+"""What engine and control side see of each other: one report, one command, serving counters.
 
 The embedded vLLM implements ``EnginePort`` on every kind of node; test engines do too. Not here:
 how the engine starts or stops.
@@ -56,3 +56,11 @@ class EnginePort(Protocol):
         ...
 
     def serving(self) -> ServingCounters: ...
+
+
+class HotPolicy(Protocol):
+    """What the policy asks of hot buffers, in top-k, given the decode rows of a request."""
+
+    def highest_multiplier(self, decode_query_len: int) -> float: ...
+
+    def start_multiplier(self, decode_query_len: int) -> float: ...

@@ -22,8 +22,7 @@ from vllm.v1.request import RequestStatus
 from hisparsed.engine.compat.adapters import waiting_queues
 from hisparsed.engine.control import EngineControl
 from hisparsed.engine.host.memory import ReleaseHost
-from hisparsed.engine.hot import ResizeHot
-from hisparsed.engine.messages import ApplyResult, RequestTable
+from hisparsed.engine.messages import RequestTable
 from hisparsed.engine.request_table import request_table
 from hisparsed.engine.stall import (
     Remedy,
@@ -34,7 +33,6 @@ from hisparsed.engine.stall import (
 )
 from hisparsed.engine.step_cpu import StepCpuTimes
 from hisparsed.engine.worker_report import HotRows, WorkerReport
-from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.signals import EngineReport
 
 log = logging.getLogger("hisparsed.engine")
@@ -170,16 +168,6 @@ class ControlledScheduler:
             step_cpu=self._step_cpu.figures(now_s),
         )
         return replace(report, report_cost_s=time.perf_counter() - started)
-
-    def hisparsed_apply(
-        self,
-        command: EngineCommand,
-        resize_hot: ResizeHot | None,
-        release_host: ReleaseHost | None = None,
-    ) -> ApplyResult:
-        started = time.perf_counter()
-        result = self.hisparsed.apply(command, resize_hot, release_host)
-        return result.model_copy(update={"apply_us": (time.perf_counter() - started) * 1e6})
 
     def hisparsed_requests(self, hot: Mapping[str, HotRows]) -> RequestTable:
         return request_table(self, self.hisparsed.resident_managers, hot)

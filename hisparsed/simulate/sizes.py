@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hisparsed.engine.hot_sizes import scratch_block_count
+from hisparsed.engine.scratch import scratch_block_count
 from hisparsed.errors import UserError
 from hisparsed.plan.layout import (
     real_layout,

@@ -24,7 +24,7 @@ from hisparsed.config.node import NodeConfig
 from hisparsed.config.sections import ReferenceConfig
 from hisparsed.control.observe import observe
 from hisparsed.engine.port import ServingCounters
-from hisparsed.policy.admission import start_admission
+from hisparsed.policy.bounds import start_admission
 from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.memory import Memory

@@ -34,7 +34,7 @@ from hisparsed.control.operator import restore_overrides
 from hisparsed.control.state_files import OverrideFile, TargetFile, with_kept_targets
 from hisparsed.node.engine.records import EngineRecord, RestartFile
 from hisparsed.node.engine.values import EngineValues
-from hisparsed.policy.decide import start_command
+from hisparsed.policy.bounds import start_command
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.signals import AdmissionOrder, AdmissionRules
 from hisparsed.tui.journal_player import JournalPlayer

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hisparsed.control.state_files import TARGETS_FILE_NAME, TargetFile, Targets, with_kept_targets
-from hisparsed.policy.decide import start_command
+from hisparsed.policy.bounds import start_command
 from hisparsed.policy.signals import AdmissionOrder
 
 

@@ -22,10 +22,10 @@ from conversations import (
 )
 from vllm.v1.core.block_pool import BlockPool
 
-from hisparsed.control.observe import command_for, observe
-from hisparsed.engine.hot_sizes import lease_scratch, scratch_block_count, scratch_block_ids
+from hisparsed.control.observe import observe
 from hisparsed.engine.messages import report_from_wire
 from hisparsed.engine.port import ServingCounters
+from hisparsed.engine.scratch import lease_scratch, scratch_block_count, scratch_block_ids
 from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory
@@ -159,9 +159,8 @@ class Shared:
         decision, self.memory = decide(self.policy, snapshot, self.memory)
         self.decisions.append(decision)
         leases = decision.commands.hot_leases
-        command = command_for(decision.commands)
-        if leases is not None and command is not None:
-            apply(self.engine, {"hot_leases": command.hot_leases})
+        if leases is not None:
+            apply(self.engine, {"hot_leases": leases})
 
     def reasons(self) -> set[Reason]:
         return {decision.of(Lever.MULTIPLIER).reason for decision in self.decisions}

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hisparsed.policy.admission import ageing_s, natural_wait_s
-from hisparsed.policy.decide import decide, start_command
+from hisparsed.policy.bounds import start_command
+from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory, remember
 from hisparsed.policy.schema import Policy

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from hisparsed.policy.decide import decide, start_command
+from hisparsed.policy.bounds import start_command
+from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Decision, EngineCommand, Reason
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy

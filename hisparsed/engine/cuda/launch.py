@@ -24,11 +24,11 @@ from hisparsed.engine.cuda import checks, model_config
 from hisparsed.engine.cuda.checks import GpuFacts, MachineFacts
 from hisparsed.engine.cuda.model_config import BLOCK_TOKENS, ModelFacts, facts_of, read_model
 from hisparsed.engine.cuda.nvml import GpuReader, log_unreadable, nvidia_library
-from hisparsed.engine.hot_sizes import whole_step_scratch_blocks
+from hisparsed.engine.scratch import whole_step_scratch_blocks
 from hisparsed.errors import UserError
 
 if TYPE_CHECKING:
-    from hisparsed.engine.hot_sizes import HotPolicy
+    from hisparsed.engine.port import HotPolicy
 
 
 WORKER_EXTENSION: Final = "hisparsed.engine.cuda.residency.vllm_hooks.HotExtension"

@@ -14,7 +14,6 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from hisparsed.engine.compat.residency import ResidencyReader
-from hisparsed.engine.hot_sizes import scratch_block_ids
 from hisparsed.engine.in_process_executor import InProcessExecutor, LayerRowSize
 from hisparsed.engine.reference.connectors import ReferenceConnectors
 from hisparsed.engine.reference.hot import ReferenceHotBuffers
@@ -36,6 +35,7 @@ from hisparsed.engine.reference.sampling import (
 )
 from hisparsed.engine.reference.step import StepKV
 from hisparsed.engine.reference.store import KVStore
+from hisparsed.engine.scratch import scratch_block_ids
 from hisparsed.engine.worker_report import HotRows, WorkerReport
 
 

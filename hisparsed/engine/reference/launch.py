@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from hisparsed.config.node import NodeConfig
 from hisparsed.config.sections import DisaggregationConfig, ReferenceConfig
-from hisparsed.engine.hot_sizes import scratch_block_count
+from hisparsed.engine.scratch import scratch_block_count
 from hisparsed.errors import UserError
 from hisparsed.policy.units import format_bytes
 
 if TYPE_CHECKING:
-    from hisparsed.engine.hot_sizes import HotPolicy
+    from hisparsed.engine.port import HotPolicy
     from hisparsed.engine.reference.handoff.worker import HandoffOptions
 
 

@@ -12,8 +12,8 @@ from vllm.config import HiSparseConfig, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 
 from hisparsed.config.node_description import NodeDescription
-from hisparsed.engine.hot_sizes import scratch_block_count
 from hisparsed.engine.reference.vllm_config import ReferenceVllmConfig
+from hisparsed.engine.scratch import scratch_block_count
 from hisparsed.plan.layout import real_layout, scaled_seqs, step_tokens
 
 EXECUTOR = "hisparsed.engine.simulated.executor.SimulatedExecutor"

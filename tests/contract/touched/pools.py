@@ -112,7 +112,7 @@ TOUCHED = (
     Touch(
         "vllm.v1.core.block_pool:BlockPool",
         by=(
-            "engine.hot_sizes",
+            "engine.scratch",
             "engine.control",
             "engine.hot",
             "engine.canary_calls",
@@ -143,7 +143,7 @@ TOUCHED = (
         by=(
             "engine.host.pool",
             "engine.host.check",
-            "engine.hot_sizes",
+            "engine.scratch",
             "engine.canary_calls",
             "engine.reference.handoff.scheduler",
         ),

@@ -34,7 +34,7 @@ from hisparsed.engine.cuda.residency import vllm_hooks
 from hisparsed.engine.cuda.residency.runtime import installed
 from hisparsed.engine.cuda.residency.vllm_hooks import HiSparseConnector
 from hisparsed.engine.cuda.residency.worker import Lease, LeaseUpdates
-from hisparsed.engine.hot_sizes import whole_step_scratch_blocks
+from hisparsed.engine.scratch import whole_step_scratch_blocks
 
 
 @pytest.fixture(autouse=True)

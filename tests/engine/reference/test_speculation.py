@@ -26,9 +26,9 @@ from conversations import (
     text,
 )
 
-from hisparsed.engine.hot_sizes import scratch_block_ids
 from hisparsed.engine.reference import hot as hot_module
 from hisparsed.engine.reference.requests import RequestState
+from hisparsed.engine.scratch import scratch_block_ids
 
 pytestmark = pytest.mark.engine
 

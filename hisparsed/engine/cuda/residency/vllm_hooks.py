@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.connector import (
 
 from hisparsed.engine.cuda.residency.runtime import install, installed
 from hisparsed.engine.cuda.residency.worker import LeaseUpdates, SentLeases, WorkerResidency
-from hisparsed.engine.hot_sizes import scratch_block_ids
+from hisparsed.engine.scratch import scratch_block_ids
 
 
 class HotExtension:

@@ -1,48 +1,13 @@
-"""Sizes of hot buffers and scratch, in rows and GPU blocks: arithmetic that needs no engine.
+"""Scratch blocks: GPU blocks that all requests share for rows that do not fit a hot buffer.
 
-A multiplier is hot rows / top-k. Scratch blocks are GPU blocks that all requests share for rows
-that do not fit a hot buffer. They are taken once, before the first request, so scheduler and
-workers agree on their numbers without a message and a GPU graph can hold their addresses. Where a
-row goes is the resolver's to say. Imports neither vLLM nor torch.
+They are taken once, before the first request, so scheduler and workers agree on their numbers
+without a message and a GPU graph can hold their addresses. Where a row goes is the resolver's to
+say. Imports neither vLLM nor torch.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-
-class HotPolicy(Protocol):
-    """What the policy asks of hot buffers, in top-k, given the decode rows of a request."""
-
-    def highest_multiplier(self, decode_query_len: int) -> float: ...
-
-    def start_multiplier(self, decode_query_len: int) -> float: ...
-
-
-@dataclass(frozen=True)
-class HotUnits:
-    """What hot blocks mean on a node. ``least_rows``: of a legal lease.
-
-    A multiplier is hot rows / top-k, however many rows of a request a step decodes.
-    """
-
-    topk: int
-    block_tokens: int
-    least_rows: int
-
-    def blocks(self, multiplier: float) -> int:
-        rows = multiplier * self.topk
-        return max(1, math.ceil(rows / self.block_tokens - 1e-9))
-
-    def multiplier(self, blocks: int) -> float:
-        return blocks * self.block_tokens / self.topk
-
-    @property
-    def least_blocks(self) -> int:
-        return -(-self.least_rows // self.block_tokens)
-
+from typing import Any
 
 CONCURRENT_REQUESTS = 4
 """Requests whose worst spills fit the scratch together; a step of more takes turns."""
