@@ -43,13 +43,16 @@ from hisparsed.engine.cuda.nvml import GpuReader, GpuWatch, nvidia_library
 from hisparsed.logs.ring import LogRing
 from hisparsed.node.engine.lifecycle import EngineLifecycle
 from hisparsed.node.engine.records import EngineRecord
-from hisparsed.node.engine.session import WORKER_STOP_ENV, EngineSession
+from hisparsed.node.engine.session import EngineSession
 from hisparsed.node.engine.values import EngineValues
 from hisparsed.node.openai.admission import Admission
 from hisparsed.node.openai.server import AdmissionCollector, metrics_page
 from hisparsed.node.openai.session_limit import Queue, SessionLimiter
 from hisparsed.node.openai.upstream import Upstream
 from hisparsed.node.service import ServiceManager
+
+WORKER_STOP_ENV = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
+"""vLLM gives its workers five seconds, in which no large pool is unpinned."""
 
 log = logging.getLogger("hisparsed.daemon")
 

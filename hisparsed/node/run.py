@@ -32,7 +32,7 @@ from hisparsed.engine.launch import set_process_start
 from hisparsed.errors import EXIT_ENGINE_GONE, UserError
 from hisparsed.logs.event_ids import NODE_KIND
 from hisparsed.node.engine.records import EngineRecord
-from hisparsed.node.engine.session import StoppedWhileStarting, start_session
+from hisparsed.node.engine.start import StoppedWhileStarting, start_session
 from hisparsed.node.engine.supervision import Outcome
 from hisparsed.node.engine.supervisor import Supervisor
 from hisparsed.node.engine.values import EngineValues, multiplier_key

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hisparsed.config.node import NodeConfig
 from hisparsed.config.sections import SupervisionConfig
@@ -22,14 +21,12 @@ from hisparsed.control.status.document import (
 )
 from hisparsed.node.engine import supervision
 from hisparsed.node.engine.records import EngineRecord, Quarantined
+from hisparsed.node.engine.session import EngineSession
 from hisparsed.node.engine.supervision import Supervision, Values
 from hisparsed.node.engine.values import EngineValues
 from hisparsed.node.openai.admission import STOPPING
 from hisparsed.node.openai.errors import Refusal
 from hisparsed.policy.units import format_duration
-
-if TYPE_CHECKING:
-    from hisparsed.node.engine.session import EngineSession
 
 _LONGEST_RETRY_S = 60.0
 _TYPICAL_START_S = 15.0

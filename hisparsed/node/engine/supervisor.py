@@ -20,7 +20,8 @@ from hisparsed.errors import EngineStartError, UserError
 from hisparsed.node.engine import supervision
 from hisparsed.node.engine.records import evidence_document, save_evidence
 from hisparsed.node.engine.reporting import EngineReporter, plan_sentence
-from hisparsed.node.engine.session import EngineSession, StoppedWhileStarting
+from hisparsed.node.engine.session import EngineSession
+from hisparsed.node.engine.start import StoppedWhileStarting
 from hisparsed.node.engine.supervision import Outcome, Values
 from hisparsed.node.engine.values import EngineValues, engine_stop_s, start_limit_s
 from hisparsed.node.openai.admission import STOPPING

@@ -341,10 +341,10 @@ TOUCHED = (
         "vllm.envs",
         by=(
             "engine.launch",
-            "engine.launch",
             "soak.engine",
             "simulate.command",
-            "node.engine.session",
+            "node.node",
+            "node.engine.start",
         ),
         why="quiet logs, no usage reports, how processes start and end, sockets' place",
         breaks="vLLM ignores the setting",

@@ -24,7 +24,7 @@ from hisparsed.control.status.document import (
 )
 from hisparsed.errors import EngineStartError, UserError
 from hisparsed.node.engine.records import EngineRecord
-from hisparsed.node.engine.session import StoppedWhileStarting
+from hisparsed.node.engine.start import StoppedWhileStarting
 from hisparsed.node.engine.supervision import Died, Outcome
 from hisparsed.node.engine.supervisor import Supervisor
 from hisparsed.node.engine.values import EngineValues
