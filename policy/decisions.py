@@ -7,7 +7,8 @@ decisions in ``decide``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeAlias
@@ -95,6 +96,21 @@ ACTING = frozenset(
         Reason.POLICY_VALUE,
     }
 )
+
+
+def effective_text(levers: Iterable[tuple[str, bool]]) -> str:
+    """What the levers may do now, from each one's mode and whether it is frozen.
+
+    One word where all may do the same (`act`, `advise`, `off`, `frozen`); else those that are held
+    back with their counts (`advise 1/4, frozen 2/4`). Empty where the modes are not known.
+    """
+    states = Counter("frozen" if frozen and mode != "off" else mode for mode, frozen in levers)
+    total = states.total()
+    if len(states) == 1:
+        return next(iter(states))
+    return ", ".join(
+        f"{state} {states[state]}/{total}" for state in ("advise", "off", "frozen") if states[state]
+    )
 
 
 Setting: TypeAlias = int | float | str

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
+from functools import cache
+from types import MappingProxyType
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel
@@ -20,6 +23,7 @@ from pydantic.fields import FieldInfo
 from hisparsed.policy.keys import AT_START, Key, settable_keys, unit_of
 from hisparsed.policy.schedules import MAX_ENTRIES, Day, Pressure, Schedule, When
 from hisparsed.policy.schema import Policy
+from hisparsed.policy.units import format_bytes, format_duration, format_fraction
 
 _HEAD: Final = """\
 # Policy reference
@@ -67,6 +71,35 @@ _MUST: Final = "none: must be given"
 _TABLE: Final = "| key | value | default | applies | meaning |\n|---|---|---|---|---|\n"
 
 
+@dataclass(frozen=True, slots=True)
+class KeyHelp:
+    """One key in words, with Markdown's backticks around what is typed."""
+
+    values: str
+    """What may be written, with its bounds."""
+    default: str
+    applies: str
+    """When a new value takes effect."""
+    meaning: str
+
+
+@cache
+def key_help() -> Mapping[str, KeyHelp]:
+    """Every key that can be set, in the order of the document."""
+    defaults = Policy.model_validate({"version": 1})
+    return MappingProxyType(
+        {
+            name: KeyHelp(
+                _values(key.field),
+                key.text(defaults),
+                AT_START.get(name, "live"),
+                " ".join((key.field.description or "").replace("``", "`").split()),
+            )
+            for name, key in settable_keys().items()
+        }
+    )
+
+
 def reference_page() -> str:
     """The whole page, ending in a newline."""
     return "".join(_parts())
@@ -75,7 +108,6 @@ def reference_page() -> str:
 def _parts() -> Iterator[str]:
     yield _HEAD
     section = ""
-    defaults = Policy.model_validate({"version": 1})
     for key in settable_keys().values():
         top = key.path[0] if len(key.path) > 1 else "top level"
         if top != section:
@@ -87,17 +119,17 @@ def _parts() -> Iterator[str]:
                 about = _one_line(Policy.model_fields["version"].description or "")
                 yield _ROW.format("version", "1", _MUST, "live", about)
             section = top
-        yield _row(key, defaults)
+        yield _row(key)
     yield f"\n{_SCHEDULES}| key | value | default | meaning |\n|---|---|---|---|\n"
     yield from _fields(Schedule, "")
     yield from _fields(When, "when.")
     yield _EXAMPLE
 
 
-def _row(key: Key, defaults: Policy) -> str:
-    applies = AT_START.get(key.name, "live")
-    meaning = _one_line(key.field.description or "")
-    return _ROW.format(key.name, _values(key.field), f"`{key.text(defaults)}`", applies, meaning)
+def _row(key: Key) -> str:
+    about = key_help()[key.name]
+    meaning = _one_line(about.meaning)
+    return _ROW.format(key.name, about.values, f"`{about.default}`", about.applies, meaning)
 
 
 def _fields(model: type[BaseModel], above: str) -> Iterator[str]:
@@ -130,12 +162,24 @@ def _values(field: FieldInfo) -> str:
     kinds = [unit_of(field)] if unit_of(field) else []
     kinds += list(dict.fromkeys(_kinds(field.annotation, bool(kinds))))
     bounds = [
-        f"{word} {getattr(one, name):g}"
+        f"{word} {_bound(field, getattr(one, name))}"
         for one in field.metadata
         for name, word in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
         if isinstance(getattr(one, name, None), int | float)
     ]
     return " ".join([" or ".join(kinds), *([f"({', '.join(bounds)})"] if bounds else [])])
+
+
+def _bound(field: FieldInfo, value: float) -> str:
+    """In the unit that values of the field are written in, where that is one."""
+    match unit_of(field):
+        case "time":
+            return format_duration(value)
+        case "share":
+            return format_fraction(value)
+        case "size":
+            return format_bytes(round(value))
+    return f"{value:g}"
 
 
 def _kinds(annotation: Any, has_unit: bool) -> Iterator[str]:

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import ClassVar, cast
 
-from textual import events
+from textual import events, work
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
@@ -23,6 +23,7 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher, Footer
 
+from hisparsed.tui import changes
 from hisparsed.tui import format as fmt
 from hisparsed.tui.changes import ChangeRequest, answer_words, request_body
 from hisparsed.tui.client import NodeClient
@@ -187,7 +188,7 @@ class TopApp(App[None]):
             self.call_later(self.run_action, action, page)
 
         for binding in page.BINDINGS:
-            if isinstance(binding, Binding) and binding.show:
+            if isinstance(binding, Binding) and binding.description:
                 yield SystemCommand(
                     binding.description,
                     f"Key {binding.key}, on this page",
@@ -206,6 +207,9 @@ class TopApp(App[None]):
                     tab.title, "Show this page", lambda name=tab.name: screen.action_page(name)
                 )
             yield from self._page_commands(screen.page)
+            yield SystemCommand(
+                "Freeze all levers, or thaw them", "It asks first", screen.action_freeze_all
+            )
             yield SystemCommand("Pause", "Tables stand still", screen.action_pause)
             yield SystemCommand("Span", "Time that charts show", screen.action_span)
         yield SystemCommand("Quit", "Leave", self.exit)
@@ -217,7 +221,8 @@ class NodeScreen(SteadyScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(tab.key, f"page('{tab.name}')", tab.title, show=False) for tab in TABS),
         Binding("slash", "search", "Search", key_display="/"),
-        Binding("p", "pause", "Pause"),
+        Binding("Z", "freeze_all", "Freeze all"),
+        Binding("p", "pause", "Pause", show=False),
         Binding("w", "span", "Span", show=False),
         Binding("space", "player('toggle')", "Play/stand", show=False),
         Binding("plus,equals_sign", "player('faster')", "Faster", show=False),
@@ -352,6 +357,8 @@ class NodeScreen(SteadyScreen[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "player":
             return self.session.player is not None
+        if action == "freeze_all":
+            return self.session.client is not None
         if action == "search":
             return self.page.searchable if self.is_mounted else True
         return True
@@ -379,6 +386,12 @@ class NodeScreen(SteadyScreen[None]):
             self.page.search("")
 
     # --- changes ------------------------------------------------------------------
+
+    @work
+    async def action_freeze_all(self) -> None:
+        """One key from every page: an operator who has to stop the policy must not look for it."""
+        if self.may_change():
+            await self.submit(changes.freeze_all(self.session.model), None)
 
     def may_change(self) -> bool:
         """Says so when not."""

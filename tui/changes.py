@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.views.policy import setting_text
+from hisparsed.tui.views.policy import LEVERS, setting_text
 from hisparsed.tui.wire import Document, dig, items, text
 
 MODES = ("act", "advise", "off")
@@ -105,6 +105,27 @@ def thaw(model: NodeModel, lever: str) -> ChangeRequest:
         (f"{lever} may move again from the next tick; it is at {_current(model, lever)} now.",),
         "/v1/thaw",
         {"levers": [lever]},
+    )
+
+
+def freeze_all(model: NodeModel) -> ChangeRequest:
+    """Freezes every lever, or thaws them where all are frozen."""
+    if len(frozen_levers(model)) < len(LEVERS):
+        return ChangeRequest(
+            "Freeze all levers",
+            (
+                "All levers stay where they are until they are thawed or the daemon ends; a reload "
+                "does not thaw them. Calls are served as before.",
+                "They go on being decided and explained, with the reason Frozen.",
+            ),
+            "/v1/freeze",
+            {"levers": list(LEVERS)},
+        )
+    return ChangeRequest(
+        "Thaw all levers",
+        ("All levers may move again from the next tick, as far as their modes allow.",),
+        "/v1/thaw",
+        {"levers": list(LEVERS)},
     )
 
 

@@ -16,6 +16,8 @@ from hisparsed.tui.changes import ChangeRequest, parse_seconds
 from hisparsed.tui.styled import EMPTY, Line, line
 from hisparsed.tui.widgets import LinesView, SteadyModal
 
+DIALOG_TEXT = 68
+"""Cells of text that a line of a dialog holds."""
 LinesFor = Callable[[int], Sequence[Line]]
 """Lines for a width in cells."""
 
@@ -80,18 +82,21 @@ class ChoiceDialog(SteadyModal[str | None]):
 
 
 class ValueDialog(SteadyModal[tuple[str, float | None] | None]):
-    """A new value for a policy key, and for how long in seconds."""
+    """A new value for a policy key, and for how long in seconds; ``about`` says what may be."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave")]
 
-    def __init__(self, key: str, value: str) -> None:
+    def __init__(self, key: str, value: str, about: Sequence[Line] = ()) -> None:
         super().__init__()
         self._key = key
         self._value = value
+        self._about = about
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Label(f"Set {self._key}, now {self._value}", classes="dialog-title", markup=False)
+            words = "\n".join(one.plain for one in self._about)
+            yield Static(words, classes="dialog-text", markup=False)
             yield Input(placeholder="value, as the policy file would have it", id="value")
             yield Input(placeholder="for how long: 10m, 1h30m, or: until unset", id="for")
             yield Label("", id="mistake", markup=False)

@@ -210,6 +210,7 @@ def past_parts(*, history_s: float) -> Sequence[Part]:
         ("/v1/decisions", {"limit": _DECISIONS, "notable": "true"}, _decisions),
         ("/v1/journal/events", {"limit": _DECISIONS}, _events),
         ("/v1/logs", {"limit": _LOG_LINES}, _logs),
+        ("/v1/policy/keys", {}, updates.KeyUpdate),
     )
 
 
@@ -242,7 +243,8 @@ def _logs(document: Document) -> updates.Update:
 
 def live_session(client: NodeClient) -> NodeSession:
     """A running node."""
-    model = NodeModel(client.address.label, str(client.address))
+    address = client.address
+    model = NodeModel(address.label, str(address), named=address.named)
     return NodeSession(model, lambda on_update: LiveFeed(client, on_update), client=client)
 
 

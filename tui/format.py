@@ -41,8 +41,24 @@ def whole(count: float | None) -> str:
     return UNKNOWN if count is None else f"{count:,.0f}"
 
 
+def counted(count: float | None, noun: str) -> str:
+    """ "1 call", "17 calls"."""
+    return f"{whole(count)} {noun}{'' if count == 1 else 's'}"
+
+
+def calls(count: float, verb: str) -> str:
+    """Such as "1 call waits" and "17 calls wait"."""
+    return f"{counted(count, 'call')} {verb}{'s' if count == 1 else ''}"
+
+
 def percent(share: float | None, digits: int = 0) -> str:
-    return UNKNOWN if share is None else f"{share * 100:.{digits}f}%"
+    """What is more than nothing and rounds to nothing is "<1%"."""
+    if share is None:
+        return UNKNOWN
+    least = 10.0**-digits
+    if 0 < share * 100 < least / 2:
+        return f"<{least:g}%"
+    return f"{share * 100:.{digits}f}%"
 
 
 def ratio(value: float | None) -> str:
@@ -72,6 +88,16 @@ def whole_duration(seconds: float) -> str:
     """As ``duration``, without parts of a second: "0s", "8s", "2m05s"."""
     whole_s = max(0, round(seconds))
     return f"{whole_s}s" if whole_s < 60 else duration(whole_s)
+
+
+def span(seconds: float) -> str:
+    """A round time without what is zero: "1m", "15m", "2h", "1h30m"."""
+    return duration(seconds).replace("h00m", "h").replace("m00s", "m").replace("d00h", "d")
+
+
+def minute(unix_s: float | None) -> str:
+    """Local time of day to the minute."""
+    return _local(unix_s, "%H:%M")
 
 
 def multiplier(value: float | None) -> str:

@@ -26,7 +26,7 @@ Values = tuple[float | None, ...]
 class Series:
     """``top`` alone is a gauge, or a rate a second when ``rate``; over ``bottom`` a ratio.
 
-    ``unit`` is a name of ``views.units``.
+    ``unit`` is a name of ``views.drawing.UNITS``.
     """
 
     name: str
@@ -40,13 +40,15 @@ class Series:
 SERIES = {
     series.name: series
     for series in (
-        Series("tokens", "tokens out /s", "count", "observed.tokens.generated_total", rate=True),
-        Series("prompt", "tokens in /s", "count", "observed.tokens.prompt_total", rate=True),
-        Series("finished", "requests /s", "count", "observed.requests.finished_total", rate=True),
-        Series("running", "running", "count", "observed.requests.running"),
-        Series("waiting", "waiting", "count", "observed.requests.waiting"),
+        Series("tokens", "tokens out", "per_s", "observed.tokens.generated_total", rate=True),
+        Series("prompt", "tokens in", "per_s", "observed.tokens.prompt_total", rate=True),
         Series(
-            "preempted", "preemptions /s", "count", "observed.requests.preemptions_total", rate=True
+            "finished", "calls finished", "per_s", "observed.requests.finished_total", rate=True
+        ),
+        Series("running", "calls running", "count", "observed.requests.running"),
+        Series("waiting", "calls waiting", "count", "observed.requests.waiting"),
+        Series(
+            "preempted", "preemptions", "per_s", "observed.requests.preemptions_total", rate=True
         ),
         Series(
             "prefix",
@@ -62,17 +64,17 @@ SERIES = {
             "observed.hot.loads_total",
             ("observed.hot.hits_total", "observed.hot.loads_total"),
         ),
-        Series("h2d", "H2D", "bytes/s", "observed.hot.h2d_bytes_total", rate=True),
+        Series("h2d", "rows loaded H2D", "bytes/s", "observed.hot.h2d_bytes_total", rate=True),
         Series(
             "ttft",
-            "TTFT",
+            "first token",
             "seconds",
             "observed.latencies.ttft_sum_s",
             ("observed.latencies.ttft_count",),
         ),
         Series(
             "itl",
-            "ITL",
+            "between tokens",
             "seconds",
             "observed.latencies.itl_sum_s",
             ("observed.latencies.itl_count",),
@@ -83,7 +85,14 @@ SERIES = {
         Series("gpu_free", "GPU blocks free", "count", "observed.gpu.free_blocks"),
     )
 }
+WINDOW_S = 60.0
+"""What rates and ratios are shown over, wherever one is a number: pages say "in 1m"."""
 _DIFFERENCES = {name for name, series in SERIES.items() if series.rate or series.bottom}
+
+
+def is_difference(name: str) -> bool:
+    """Whether a series is made of differences between samples, and not a gauge."""
+    return name in _DIFFERENCES
 
 
 def values_of(status: object) -> Values:
@@ -157,10 +166,12 @@ class ChartHistory:
         self._values = values + self._values
         self._thin()
 
-    def latest(self, name: str, window_s: float) -> float | None:
-        """A series over the last ``window_s``; a gauge's last value."""
+    def latest(self, name: str, window_s: float = WINDOW_S) -> float | None:
+        """A rate or ratio over the last ``window_s``; a gauge's last value."""
         if self.newest_s is None:
             return None
+        if not is_difference(name) and self._times[-1] == self.newest_s:
+            return self._values[-1][_INDEX[SERIES[name].top]]
         return self.buckets(name, window_s, 1, end_s=self.newest_s)[0]
 
     def buckets(self, name: str, span_s: float, count: int, *, end_s: float) -> list[float | None]:
@@ -169,6 +180,8 @@ class ChartHistory:
         A part without a sample takes the difference over it from its neighbours (coarse
         samples, short parts), or the last gauge; before the first sample it is ``None``.
         """
+        if count < 1:
+            return []
         series = SERIES[name]
         step_s = span_s / count
         edges = [end_s - span_s + step_s * index for index in range(count + 1)]

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from hisparsed.policy.decisions import Reason, reason_of
+from hisparsed.policy.decisions import Reason, effective_text, reason_of
 from hisparsed.policy.derived import derive
 from hisparsed.policy.signals import Snapshot
 from hisparsed.tui import format as fmt
@@ -29,6 +29,7 @@ def status_document(tick: RecordedTick, first_s: float) -> Document:
     """The status as the daemon would have told it; ``first_s`` stands for its start."""
     snapshot, decision = tick.snapshot, tick.decision
     frozen = dig(snapshot, "frozen_levers") or []
+    levers = [_lever(one, frozen) for one in items(decision, "levers")]
     return {
         "at_unix_s": tick.at_unix_s,
         "node": {"kind": "", "model": "recorded journal", "version": "", "started_unix_s": first_s},
@@ -36,11 +37,12 @@ def status_document(tick: RecordedTick, first_s: float) -> Document:
         "recorded": True,
         "observed": snapshot,
         "derived": _derived(snapshot),
-        "levers": [_lever(one, frozen) for one in items(decision, "levers")],
+        "levers": levers,
         "policy": {
             "generation": dig(decision, "policy_generation"),
             "content_hash": tick.policy_hash,
             "mode": "",
+            "effective": effective_text((one["mode"], one["frozen"]) for one in levers),
             "overridden": {},
             "frozen": frozen,
             "last_error": None,

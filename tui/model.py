@@ -6,10 +6,12 @@ Pure: updates go in with the time, pages read it. Makes no requests and draws no
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 
+from hisparsed.tui import format as fmt
 from hisparsed.tui import updates
 from hisparsed.tui.history import ChartHistory, values_of
 from hisparsed.tui.wire import Document, dig, items, number, text
@@ -29,17 +31,29 @@ class Connection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """How much a node needs a person: the higher, the worse; ``word`` says why."""
+    """How much a node needs a person: the higher, the worse; ``word`` says why.
+
+    ``sentence`` says it whole, where the engine's life or the link does not say it already.
+    """
 
     rank: int
     word: str
+    sentence: str = ""
+
+
+NOT_WELL = 40
+"""The rank from which on a node is not well; below it something is merely short."""
 
 
 class NodeModel:
-    """One node. ``revision`` grows with every update, so that a page sees a change."""
+    """One node. ``revision`` grows with every update, so that a page sees a change.
 
-    def __init__(self, label: str, address: str = "") -> None:
+    ``label`` tells nodes apart; where nobody ``named`` it so, pages show the node's own name.
+    """
+
+    def __init__(self, label: str, address: str = "", *, named: bool = True) -> None:
         self.label = label
+        self._named = named
         self.address = address
         self.link = Connection.CONNECTING
         self.link_since_s: float | None = None
@@ -52,6 +66,7 @@ class NodeModel:
         self.status: Document | None = None
         self.status_received_s: float | None = None
         self.policy: Document | None = None
+        self.keys: Document | None = None
         self.requests: Document | None = None
         self.requests_why = ""
         self.decisions: deque[Document] = deque(maxlen=DECISIONS_KEPT)
@@ -60,6 +75,12 @@ class NodeModel:
         self.history.clear()
 
     # --- what pages read ----------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """What pages call it."""
+        own = text(self.status, "node.name")
+        return self.label if self._named or not own else own
 
     @property
     def observed(self) -> Document:
@@ -103,45 +124,90 @@ class NodeModel:
 
     def severity(self) -> Urgency:
         """For the order of the fleet, worst first."""
+        return max(self.troubles(), key=lambda one: one.rank, default=Urgency(0, "ok"))
+
+    def troubles(self) -> Iterator[Urgency]:
+        """Everything that a person should know of, in no order."""
         lifecycle, engine = text(self.status, "lifecycle"), text(self.status, "engine.state")
         if self.link is Connection.LOST:
-            return Urgency(90, "disconnected")
+            yield Urgency(90, "disconnected")
+            return
         if self.status is None:
-            return Urgency(70, "connecting")
+            yield Urgency(70, "connecting")
+            return
         if lifecycle == "engine-gone":
-            return Urgency(95, "engine gone")
-        if engine == "failed":
-            return Urgency(95, "engine failed")
-        if engine == "restarting":
-            return Urgency(85, "engine restarting")
-        if engine == "starting":
-            return Urgency(82, "engine starting")
-        if lifecycle not in ("serving", None):
-            return Urgency(80, lifecycle)
-        observed = self.observed
-        if not observed:
-            return Urgency(75, "no report yet")
-        age_s, tick_s = number(observed, "report_age_s"), number(self.status, "loop.tick_s")
+            yield Urgency(95, "engine gone")
+        elif engine == "failed":
+            yield Urgency(95, "engine failed")
+        elif engine == "restarting":
+            yield Urgency(85, "engine restarting")
+        elif engine == "starting":
+            yield Urgency(82, "engine starting")
+        elif lifecycle not in ("serving", None):
+            yield Urgency(80, lifecycle)
+        elif not self.observed:
+            yield Urgency(75, "no report yet")
+        yield from self._troubles_of_loop()
+        yield from self._troubles_of_node()
+        yield from self._shortages()
+
+    def _troubles_of_loop(self) -> Iterator[Urgency]:
+        violations = items(self.observed, "ledger.violations")
+        if violations:
+            why = text(violations[0], "sentence") or ""
+            yield Urgency(92, "host ledger broken", f"the host ledger is broken: {why}")
+        stalled = text(self.status, "stalled")
+        if stalled:
+            yield Urgency(88, "stalled", stalled)
+        age_s, tick_s = number(self.observed, "report_age_s"), number(self.status, "loop.tick_s")
         if age_s is not None and age_s > max(5.0, 5 * (tick_s or 1.0)):
-            return Urgency(65, "report is old")
-        if number(self.status, "loop.failed_ticks"):
-            return Urgency(60, "ticks failed")
-        if dig(self.status, "journal.writing") is False:
-            return Urgency(50, "journal stopped")
-        if number(self.status, "doctor.fatal"):
-            return Urgency(48, "doctor: fatal")
-        if dig(self.status, "engine.quarantined") is not None:
-            return Urgency(46, "values quarantined")
-        if text(self.status, "policy.last_error"):
-            return Urgency(45, "policy rejected")
-        if dig(observed, "gpu.waiting_for_blocks"):
-            return Urgency(30, "short of GPU blocks")
+            yield Urgency(
+                65, "report is old", f"the engine last reported {fmt.duration(age_s)} ago"
+            )
+        failed = number(self.status, "loop.failed_ticks")
+        if failed:
+            yield Urgency(60, "ticks failed", f"{fmt.counted(failed, 'tick')} failed, see page 5")
+
+    def _troubles_of_node(self) -> Iterator[Urgency]:
+        status = self.status
+        if text(status, "canary.state") == "mismatch":
+            why = text(status, "canary.sentence") or ""
+            yield Urgency(87, "canary differs", f"the canary got another answer: {why}")
+        ended = [one for one in items(status, "background") if one.get("running") is False]
+        if ended:
+            names = ", ".join(str(one.get("name")) for one in ended)
+            yield Urgency(55, "task ended", f"not running: {names}")
+        if dig(status, "journal.writing") is False:
+            why = text(status, "journal.error") or "see page 5"
+            yield Urgency(50, "journal stopped", f"the journal is not written: {why}")
+        fatal = number(status, "doctor.fatal")
+        if fatal:
+            yield Urgency(
+                48, "doctor: fatal", f"the doctor found {fmt.whole(fatal)} fatal, see page 5"
+            )
+        unkept = dig(status, "not_kept")
+        if isinstance(unkept, list) and unkept:
+            yield Urgency(47, "state not kept", f"not kept on disk: {unkept[0]}")
+        if dig(status, "engine.quarantined") is not None:
+            yield Urgency(
+                46, "values quarantined", "values that did not start are quarantined, see page 5"
+            )
+        if text(status, "policy.last_error"):
+            yield Urgency(
+                45, "policy rejected",
+                f"the policy file has a mistake, so generation {self.generation} stays in force, "
+                "see page 4",
+            )  # fmt: skip
+
+    def _shortages(self) -> Iterator[Urgency]:
+        """What limits a node that is well."""
+        if dig(self.observed, "gpu.waiting_for_blocks"):
+            yield Urgency(30, "short of GPU blocks")
         coverage = number(self.derived, "coverage")
         if coverage is not None and coverage < 1:
-            return Urgency(20, "coverage low")
-        if number(observed, "requests.waiting"):
-            return Urgency(10, "calls wait")
-        return Urgency(0, "ok")
+            yield Urgency(20, "coverage low")
+        if number(self.observed, "requests.waiting"):
+            yield Urgency(10, "calls wait")
 
     def frozen_copy(self) -> NodeModel:
         """The same at this moment; what comes later does not reach it."""
@@ -172,6 +238,8 @@ class NodeModel:
                 self._take_logs(lines)
             case updates.PolicyUpdate(document):
                 self.policy = document
+            case updates.KeyUpdate(document):
+                self.keys = document
             case updates.HistoryUpdate(document):
                 self.history.load(document)
             case updates.RequestUpdate(table, why):

@@ -1,5 +1,7 @@
 """`hisparsed top --once` and `--json`: ask every node once, print plain text, and leave.
 
+Of a recorded journal, the end.
+
 For scripts, mails and terminals that cannot do more. Imports no Textual.
 """
 
@@ -10,11 +12,15 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from hisparsed.tui import updates
 from hisparsed.tui.client import NodeClient, Refused
 from hisparsed.tui.feed import Part, past_parts
+from hisparsed.tui.journal_player import JournalPlayer
+from hisparsed.tui.journal_reader import JournalReader
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.options import NodeAddress, TopOptions, ViewError
 from hisparsed.tui.styled import Line, ascii_line
@@ -31,7 +37,7 @@ _ENTRIES = 8
 def text_page(model: NodeModel, width: int, context: ViewContext) -> str:
     """Header, overview and the latest decisions, ending in a newline; one line of a lost node."""
     if model.status is None:
-        return f"{model.label}: {model.link}: {model.link_why}\n"
+        return f"{model.name}: {model.link}: {model.link_why}\n"
     lines = [
         *header_lines(model, Banner(), width, context),
         *overview_lines(model, min(width, 100), _HEIGHT, context),
@@ -60,7 +66,7 @@ _POLICY: Part = ("/v1/policy", {}, updates.PolicyUpdate)
 async def ask_once(client: NodeClient) -> NodeModel:
     """A model with the node's state; a node that cannot be reached is ``LOST``."""
     address = client.address
-    model = NodeModel(address.label, str(address))
+    model = NodeModel(address.label, str(address), named=address.named)
     try:
         status = await client.get("/v1/status")
     except ViewError as error:
@@ -80,8 +86,14 @@ async def ask_once(client: NodeClient) -> NodeModel:
 
 
 def print_once(options: TopOptions, *, as_json: bool) -> int:
-    """The exit code: 0 when every node answered, 1 when some did, 2 when none did."""
-    models = asyncio.run(_ask_all(options.addresses))
+    """The exit code: 0 when every node answered, 1 when some did, 2 when none did.
+
+    Raises ``ViewError`` when a journal cannot be read.
+    """
+    if options.journal is not None:
+        models = [_recorded(options.journal)]
+    else:
+        models = asyncio.run(_ask_all(options.addresses))
     answered = sum(model.status is not None for model in models)
     if as_json:
         _print(json.dumps([_document(model) for model in models], indent=2))
@@ -93,10 +105,24 @@ def print_once(options: TopOptions, *, as_json: bool) -> int:
 def _page(options: TopOptions, models: list[NodeModel]) -> str:
     width = shutil.get_terminal_size((_PLAIN_WIDTH, 24)).columns
     glyphs = ASCII if options.ascii_only else UNICODE
-    context = ViewContext(glyphs, time.time(), 900.0)
+    now_s = time.time()
+    if options.journal is not None:
+        now_s = models[0].node_time_s or now_s
+    context = ViewContext(glyphs, now_s, 900.0)
     if len(models) > 1:
         return text_fleet(models, max(width, 120), context).rstrip("\n")
     return text_page(models[0], max(80, min(width, 200)), context).rstrip("\n")
+
+
+def _recorded(path: Path) -> NodeModel:
+    """The end of a journal."""
+    model = NodeModel(path.stem)
+    with closing(JournalReader(path)) as reader:
+        player = JournalPlayer(reader, clock=time.monotonic)
+        player.start(lambda update: model.apply(update, player.end_s))
+        model.apply(updates.Connected(), player.end_s)
+        player.seek(player.end_s)
+    return model
 
 
 async def _ask_all(addresses: tuple[NodeAddress, ...]) -> list[NodeModel]:
@@ -110,7 +136,7 @@ async def _ask_all(addresses: tuple[NodeAddress, ...]) -> list[NodeModel]:
 def _document(model: NodeModel) -> dict[str, Any]:
     severity = model.severity()
     return {
-        "node": model.label,
+        "node": model.name,
         "address": model.address,
         "state": severity.word,
         "error": model.link_why or None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,11 +26,13 @@ _BASE_OF_SOCKET = "http://hisparsed"
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """``socket`` is ``None`` for a URL. ``label`` tells nodes apart on the screen."""
+    """``socket`` is ``None`` for a URL. ``label`` tells nodes apart; a node that was not ``named``
+    shows the name that it gives itself."""
 
     label: str
     base_url: str
     socket: Path | None
+    named: bool = False
 
     def __str__(self) -> str:
         return self.base_url if self.socket is None else str(self.socket)
@@ -48,12 +50,12 @@ def parse_address(text: str) -> NodeAddress:
         parts = urlsplit(rest)
         if not parts.hostname:
             raise ViewError(f'--node: "{text}" has no host; write http://HOST:PORT')
-        return NodeAddress(name or parts.netloc, rest.rstrip("/"), None)
+        return NodeAddress(name or parts.netloc, rest.rstrip("/"), None, bool(name))
     if "://" in rest:
         scheme = rest.partition(":")[0]
         raise ViewError(f'--node: "{scheme}" is not spoken here; write http://HOST:PORT or a path')
     path = Path(rest.removeprefix("unix:"))
-    return NodeAddress(name or _label(path), _BASE_OF_SOCKET, path)
+    return NodeAddress(name or _label(path), _BASE_OF_SOCKET, path, bool(name))
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -73,7 +75,8 @@ def default_address() -> NodeAddress:
 
 
 def _label(path: Path) -> str:
-    """The folder tells sockets apart better than their usual name does."""
+    """Of a node that has not said its name: the folder tells sockets apart better than their
+    usual name does."""
     if path.name == "control.sock" and path.parent.name:
         return path.parent.name
     return path.stem or str(path)
@@ -131,5 +134,5 @@ def _labelled_apart(addresses: list[NodeAddress]) -> list[NodeAddress]:
     for one in addresses:
         seen[one.label] = count = seen.get(one.label, 0) + 1
         label = one.label if count == 1 else f"{one.label}-{count}"
-        result.append(NodeAddress(label, one.base_url, one.socket))
+        result.append(replace(one, label=label))
     return result

@@ -18,7 +18,7 @@ from textual.containers import Vertical
 
 from hisparsed.tui import changes
 from hisparsed.tui.changes import ChangeRequest
-from hisparsed.tui.dialogs import ChoiceDialog, DetailDialog, ValueDialog
+from hisparsed.tui.dialogs import DIALOG_TEXT, ChoiceDialog, DetailDialog, ValueDialog
 from hisparsed.tui.feed import Feed
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.options import ViewError
@@ -30,7 +30,9 @@ from hisparsed.tui.views.decisions import (
     entries,
     entry_line,
     entry_titles,
+    entry_words,
     event_detail,
+    first_of,
     is_event,
 )
 from hisparsed.tui.views.drawing import ViewContext
@@ -39,11 +41,12 @@ from hisparsed.tui.views.logs import LogFilter, log_entries, log_lines
 from hisparsed.tui.views.overview import overview_lines
 from hisparsed.tui.views.policy import (
     LEVERS,
-    POLICY_TITLES,
     PolicyRow,
+    key_lines,
     lever_lines,
     policy_row_line,
     policy_rows,
+    policy_titles,
     summary_lines,
 )
 from hisparsed.tui.views.requests import (
@@ -95,6 +98,12 @@ class Page(Vertical):
         """Another page is shown from now on."""
 
 
+class _QuietTable(TableView):
+    """The footer, which other keys fill, leaves Enter out."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "choose", "Open", show=False)]
+
+
 class OverviewPage(Page):
     def compose(self) -> ComposeResult:
         yield LinesView(id="overview-lines")
@@ -119,6 +128,7 @@ class DecisionsPage(Page):
         Binding("l", "lever", "Lever"),
         Binding("c", "code", "Code"),
         Binding("a", "every_tick", "Every tick"),
+        Binding("f", "fold", "Fold"),
     ]
 
     def __init__(self, name: str) -> None:
@@ -128,7 +138,8 @@ class DecisionsPage(Page):
 
     def compose(self) -> ComposeResult:
         yield LinesView(id="decisions-summary", classes="summary")
-        yield TableView(id="decisions-table")
+        yield _QuietTable(id="decisions-table")
+        yield LinesView(id="decision-words", classes="words")
 
     @property
     def filter(self) -> Filter:
@@ -149,6 +160,18 @@ class DecisionsPage(Page):
         keys = [_key(one) for one in self._entries]
         title = line((entry_titles(values=wide), "title"))
         self.query_one(TableView).show_rows(title, keys, row, stale=model.stale)
+        self._show_words()
+
+    def on_table_view_moved(self) -> None:
+        self._show_words()
+
+    def _show_words(self) -> None:
+        """The row under the cursor whole, which a narrow table cuts."""
+        key = self.query_one(TableView).cursor_key
+        entry = next((one for one in self._entries if _key(one) == key), None)
+        width = max(20, self.size.width - 2)
+        view = self.query_one("#decision-words", LinesView)
+        view.show_lines([] if entry is None else entry_words(entry, width))
 
     def entered(self) -> None:
         self.query_one(TableView).focus()
@@ -167,6 +190,9 @@ class DecisionsPage(Page):
 
     def action_every_tick(self) -> None:
         self._set(replace(self._filter, every_tick=not self._filter.every_tick))
+
+    def action_fold(self) -> None:
+        self._set(replace(self._filter, fold=not self._filter.fold))
 
     @work
     async def action_code(self) -> None:
@@ -200,6 +226,7 @@ class DecisionsPage(Page):
 
 
 def _key(entry: Document) -> Hashable:
+    entry = first_of(entry)
     return (number(entry, "at_unix_s"), number(entry, "sequence"), text(entry, "lever"))
 
 
@@ -276,12 +303,6 @@ class RequestsPage(Page):
 _DOCUMENT = "as the document says"
 
 
-class _ValueTable(TableView):
-    """Enter does what `e` does, so the footer leaves it out."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "choose", "Set", show=False)]
-
-
 class PolicyPage(Page):
     """``may_change`` says no where nothing may be changed, and tells the operator why."""
 
@@ -291,7 +312,7 @@ class PolicyPage(Page):
         Binding("u", "unset", "Unset"),
         Binding("z", "freeze", "Freeze"),
         Binding("m", "mode", "Mode"),
-        Binding("R", "reload", "Reload"),
+        Binding("R", "reload", "Reload", show=False),
     ]
 
     def __init__(self, name: str, may_change: Callable[[], bool], submit: Submit) -> None:
@@ -303,7 +324,8 @@ class PolicyPage(Page):
 
     def compose(self) -> ComposeResult:
         yield LinesView(id="policy-summary", classes="summary")
-        yield _ValueTable(id="policy-table")
+        yield _QuietTable(id="policy-table")
+        yield LinesView(id="policy-key", classes="words")
 
     def show_model(self, model: NodeModel, context: ViewContext) -> None:
         self._rows = policy_rows(model, self._search, now_s=context.now_s)
@@ -315,12 +337,25 @@ class PolicyPage(Page):
         )
 
         def row(index: int) -> Line:
-            return policy_row_line(self._rows[index])
+            return policy_row_line(model, self._rows[index], width)
 
         keys = [one.key for one in self._rows]
         self.query_one(TableView).show_rows(
-            line((POLICY_TITLES, "title")), keys, row, stale=model.stale
+            line((policy_titles(width), "title")), keys, row, stale=model.stale
         )
+        self._explain_key()
+
+    def on_table_view_moved(self) -> None:
+        self._explain_key()
+
+    def _explain_key(self) -> None:
+        """What the key under the cursor means."""
+        row, model = self._under_cursor(), self.shown
+        view = self.query_one("#policy-key", LinesView)
+        view.show_lines([] if row is None or model is None else self._key_lines(row, model))
+
+    def _key_lines(self, row: PolicyRow, model: NodeModel) -> list[Line]:
+        return key_lines(model, row.key, max(20, self.size.width - 2))
 
     def entered(self) -> None:
         self.query_one(TableView).focus()
@@ -344,7 +379,8 @@ class PolicyPage(Page):
         if row is None or model is None or not self._may_change():
             return
         generation = model.generation
-        given = await self.app.push_screen_wait(ValueDialog(row.key, row.value))
+        about = key_lines(model, row.key, DIALOG_TEXT)
+        given = await self.app.push_screen_wait(ValueDialog(row.key, row.value, about))
         if given is not None:
             value, seconds = given
             change = changes.set_value(row.key, row.value, value, seconds)
@@ -403,8 +439,9 @@ class LogsPage(Page):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("v", "level", "Level"),
         Binding("o", "source", "Source"),
+        Binding("f", "fold", "Fold"),
         Binding("d", "doctor", "Doctor"),
-        Binding("D", "look_again", "Look again"),
+        Binding("D", "look_again", "Look again", show=False),
         Binding("end,G", "follow", "Follow", show=False),
     ]
 
@@ -452,6 +489,9 @@ class LogsPage(Page):
 
     def action_source(self) -> None:
         self._set(self._filter.next_source())
+
+    def action_fold(self) -> None:
+        self._set(replace(self._filter, fold=not self._filter.fold))
 
     def action_doctor(self) -> None:
         model = self.shown

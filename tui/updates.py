@@ -47,6 +47,13 @@ class PolicyUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyUpdate:
+    """What every key of the policy means."""
+
+    document: Document
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryUpdate:
     document: Document
 
@@ -72,6 +79,7 @@ Update = (
     | EventUpdate
     | LogUpdate
     | PolicyUpdate
+    | KeyUpdate
     | HistoryUpdate
     | RequestUpdate
     | StartOver

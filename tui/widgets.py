@@ -160,6 +160,17 @@ class TableView(ScrollView, can_focus=True):
         def control(self) -> TableView:
             return self.table
 
+    class Moved(Message):
+        """The cursor went to another row."""
+
+        def __init__(self, table: TableView) -> None:
+            super().__init__()
+            self.table = table
+
+        @property
+        def control(self) -> TableView:
+            return self.table
+
     class TitleClicked(Message):
         """A click on the title line at a column of the screen."""
 
@@ -241,6 +252,7 @@ class TableView(ScrollView, can_focus=True):
         elif self._cursor >= top + shown:
             self.scroll_to(y=self._cursor - shown + 1, animate=False)
         self.refresh()
+        self.post_message(self.Moved(self))
 
     def action_move(self, by: int) -> None:
         self._go(self._cursor + by)

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from hisparsed.cli.options import JsonOption, SocketOption
+from hisparsed.cli.options import JsonOption, LeversArgument, SocketOption
 
 
 def serve(
@@ -95,7 +95,9 @@ def top(
     journal: Annotated[
         Path | None, typer.Option(help="Show a recorded journal.sqlite instead.")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one page as text.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one page as text; of a journal, its end.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one status as JSON.")] = False,
     readonly: Annotated[bool, typer.Option("--readonly", help="Refuse every change.")] = False,
     theme: Annotated[str, typer.Option(help="dark, light or colour-blind.")] = "dark",
@@ -107,11 +109,6 @@ def top(
     from hisparsed.errors import UserError
     from hisparsed.tui.options import ViewError, make_options
 
-    if journal is not None and (once or as_json):
-        what = "--once" if once else "--json"
-        raise UserError(
-            f"{what}: prints a live node, not --journal; see `hisparsed explain --journal`"
-        )
     try:
         options = make_options(
             node or [],
@@ -139,9 +136,7 @@ _LONGEST_LINE = 100
 
 
 def explain(
-    lever: Annotated[
-        str | None, typer.Option(help="Only this: split, multiplier, admission or watermark.")
-    ] = None,
+    levers: LeversArgument = None,
     code: Annotated[
         str | None, typer.Option(help="Only this reason code, e.g. OffloadShortOfReach.")
     ] = None,
@@ -166,15 +161,14 @@ def explain(
     import time
     from contextlib import ExitStack
 
-    from hisparsed.cli.options import one_of, seconds
+    from hisparsed.cli.options import known_levers, one_of, seconds
     from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
     from hisparsed.control.journal.records import jsonable
     from hisparsed.control.journal.replay import RecordedJournal
     from hisparsed.control.text.policy import explanation
     from hisparsed.policy.decisions import Reason
-    from hisparsed.policy.signals import Lever
 
-    one_of("--lever", lever, list(Lever))
+    known_levers(levers)
     one_of("--code", code, list(Reason))
     limit = last or (20 if since is None else 1000)
     with ExitStack() as open_client:
@@ -186,10 +180,17 @@ def explain(
             asked = open_client.enter_context(ControlClient(socket or DEFAULT_SOCKET))
             now_unix_s = time.time()
         since_unix_s = None if since is None else now_unix_s - seconds("--since", since)
-        decisions = asked.decisions(
-            limit=limit, lever=lever, code=code, since=since_unix_s, notable=not every
-        )
-        events = [] if lever or code else asked.journal_events(limit)
+        each: list[str | None] = [*levers] if levers else [None]
+        found = [
+            one
+            for lever in each
+            for one in asked.decisions(
+                limit=limit, lever=lever, code=code, since=since_unix_s, notable=not every
+            )
+        ]
+        found.sort(key=lambda one: (one.at_unix_s, one.sequence), reverse=True)
+        decisions = found[:limit]
+        events = [] if levers or code else asked.journal_events(limit)
     # An event older than the oldest decision shown would suggest that nothing lay between.
     begin = since_unix_s or 0.0
     cut = len(decisions) == limit
@@ -206,4 +207,4 @@ def explain(
     width = min(_LONGEST_LINE, shutil.get_terminal_size().columns)
     typer.echo(explanation(decisions, events, width=width) or "No decision fits.\n", nl=False)
     if cut and since is not None:
-        typer.echo(f"These are the last {limit}; narrow it with --lever or --code, or use --last.")
+        typer.echo(f"These are the last {limit}; narrow it with a lever or --code, or use --last.")

@@ -15,6 +15,18 @@ SocketOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LeversArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="split, multiplier, admission, watermark; all if none is named."),
+]
+
+
+def known_levers(levers: list[str] | None) -> None:
+    """Raises ``UserError`` for a name that no lever has."""
+    from hisparsed.policy.signals import Lever
+
+    for lever in levers or ():
+        one_of("LEVERS", lever, list(Lever))
 
 
 def actor() -> str:

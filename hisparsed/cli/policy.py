@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hisparsed.cli.options import JsonOption, SocketOption
+from hisparsed.cli.options import JsonOption, LeversArgument, SocketOption
 
 app = typer.Typer(
     name="policy",
@@ -33,26 +33,29 @@ def check(
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Say whether a document could be the policy. Where a daemon answers, of its node."""
+    """Say whether a document could be the policy. Where a daemon answers, of its node.
+
+    Without a daemon the document alone decides the exit code.
+    """
     from hisparsed.control.text.policy import judgement_text
     from hisparsed.policy.effective import load_policy
     from hisparsed.policy.problems import ConfigError
 
-    node = None
+    node, why = None, "--offline"
     try:
         text = load_policy(file).loaded.text
         answer: dict[str, Any] = {"ok": True, "problems": [], "changes": []}
         if not offline:
-            node, judged = _judge(socket, text)
-            answer = judged or answer
+            node, answer, why = _judge(socket, text, answer)
     except ConfigError as error:
         if not as_json:
             raise
         answer = {"ok": False, "problems": _problems(error), "changes": []}
     if as_json:
-        typer.echo(json.dumps({"file": str(file), "node": node, **answer}, indent=2))
+        asked = {"file": str(file), "node": node, "not_compared": None if node else why}
+        typer.echo(json.dumps({**asked, **answer}, indent=2))
     else:
-        typer.echo(judgement_text(str(file), answer, node=node), nl=False)
+        typer.echo(judgement_text(str(file), answer, node=node, not_compared=why), nl=False)
     if not answer["ok"]:
         raise typer.Exit(EXIT_MISTAKES)
 
@@ -90,7 +93,7 @@ def diff(file: _File, as_json: JsonOption = False, socket: SocketOption = None) 
     elif answer["ok"]:
         typer.echo(changes_text(answer["changes"]), nl=False)
     else:
-        typer.echo(judgement_text(str(file), answer, node="the daemon"), nl=False)
+        typer.echo(judgement_text(str(file), answer, node="the daemon", not_compared=""), nl=False)
     if not answer["ok"]:
         raise typer.Exit(EXIT_MISTAKES)
 
@@ -182,7 +185,7 @@ def replay(
     ],
     policy: Annotated[Path, typer.Option(help="The policy to decide with instead.")],
     since: Annotated[str | None, typer.Option(help="Only the last such time, e.g. 1h.")] = None,
-    first: Annotated[int, typer.Option(min=0, help="How many differing ticks to show.")] = 10,
+    first: Annotated[int, typer.Option(min=0, help="How many differences to show.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
     """Decide recorded ticks anew with another policy. Shows where the decisions part.
@@ -218,18 +221,18 @@ def _post(socket: Path | None, path: str, body: dict[str, Any]) -> Any:
         return client.post(path, body)
 
 
-def _judge(socket: Path | None, text: str) -> tuple[str | None, Any]:
-    """Which node judged the document and how; nothing where no daemon answers."""
+def _judge(
+    socket: Path | None, text: str, alone: dict[str, Any]
+) -> tuple[str | None, dict[str, Any], str]:
+    """Which node judged the document, and how; ``alone`` and the reason where none did."""
     from hisparsed.control.api.client import DEFAULT_SOCKET
     from hisparsed.errors import UserError
 
     try:
         answer = _post(socket, "/v1/policy/check", {"document": text})
     except UserError as error:
-        if socket is not None:  # it was asked for by name
-            raise UserError(f"{error}; --offline checks the document alone") from error
-        return None, None
-    return str(socket or DEFAULT_SOCKET), answer
+        return None, alone, str(error)
+    return str(socket or DEFAULT_SOCKET), answer, ""
 
 
 def _problems(error: Any) -> list[dict[str, Any]]:
@@ -244,21 +247,17 @@ def _print(answer: dict[str, Any], text: str, as_json: bool) -> None:
     typer.echo(json.dumps(answer, indent=2) if as_json else text)
 
 
-_Levers = Annotated[
-    list[str] | None,
-    typer.Argument(help="split, multiplier, admission, watermark; all if none is named."),
-]
-
-
 def freeze(
-    levers: _Levers = None, as_json: JsonOption = False, socket: SocketOption = None
+    levers: LeversArgument = None, as_json: JsonOption = False, socket: SocketOption = None
 ) -> None:
     """Keep levers where they are until they are thawed or the daemon ends."""
     answer = _post_levers("/v1/freeze", levers, socket)
     _print_levers(answer, as_json)
 
 
-def thaw(levers: _Levers = None, as_json: JsonOption = False, socket: SocketOption = None) -> None:
+def thaw(
+    levers: LeversArgument = None, as_json: JsonOption = False, socket: SocketOption = None
+) -> None:
     """Let frozen levers move again."""
     answer = _post_levers("/v1/thaw", levers, socket)
     _print_levers(answer, as_json)
@@ -266,7 +265,7 @@ def thaw(levers: _Levers = None, as_json: JsonOption = False, socket: SocketOpti
 
 def mode(
     mode: Annotated[str, typer.Argument(help="act, advise, off; or policy to go back to it.")],
-    levers: _Levers = None,
+    levers: LeversArgument = None,
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
@@ -280,12 +279,10 @@ def mode(
 
 
 def _post_levers(path: str, levers: list[str] | None, socket: Path | None, **more: Any) -> Any:
-    from hisparsed.cli.options import actor, one_of
+    from hisparsed.cli.options import actor, known_levers
     from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
-    from hisparsed.policy.signals import Lever
 
-    for lever in levers or ():
-        one_of("LEVERS", lever, list(Lever))
+    known_levers(levers)
     body = {"actor": actor(), **more, **({"levers": levers} if levers else {})}
     with ControlClient(socket or DEFAULT_SOCKET) as client:
         return client.post(path, body)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ def build_node(
 
     status = CurrentStatus(
         NodeInfo(
+            name=f"{socket.gethostname()}:{config.api.port}",
             kind=kind,
             model=model,
             version=__version__,

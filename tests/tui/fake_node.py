@@ -23,6 +23,7 @@ from starlette.routing import Route
 PATHS = {
     "/v1/status": "status",
     "/v1/policy": "policy",
+    "/v1/policy/keys": "keys",
     "/v1/history": "history",
     "/v1/decisions": "decisions",
     "/v1/journal/events": "events",

@@ -60,6 +60,7 @@ def recorded_updates() -> list[Update]:
         updates.StatusUpdate(recorded("status")),
         updates.HistoryUpdate(recorded("history")),
         updates.PolicyUpdate(recorded("policy")),
+        updates.KeyUpdate(recorded("keys")),
         updates.DecisionUpdate(recorded("decisions")["decisions"]),
         updates.EventUpdate(recorded("events")["events"]),
         updates.LogUpdate(recorded("logs")["lines"]),

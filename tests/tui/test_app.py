@@ -6,6 +6,7 @@ Of two sizes at once the latest counts. A node may end, restart its engine, or a
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -15,12 +16,12 @@ from recorded_node import feed, node_screen, page, recorded, status_with, table,
 from textual import events
 from textual.geometry import Size
 from textual.pilot import Pilot
-from textual.widgets import ContentSwitcher
+from textual.widgets import ContentSwitcher, Static
 
 from hisparsed.tui import updates
 from hisparsed.tui.app import NodeScreen, TopApp
 from hisparsed.tui.client import NodeClient
-from hisparsed.tui.dialogs import ChoiceDialog, DetailDialog
+from hisparsed.tui.dialogs import ChoiceDialog, ConfirmDialog, DetailDialog
 from hisparsed.tui.feed import LiveFeed, NodeSession
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.options import parse_address
@@ -78,7 +79,8 @@ async def test_pause_freezes_tables_and_not_the_clock(make_app: Make) -> None:
         assert "PAUSED since" in text(pilot, "#header")
         rows, now_s = len(table(pilot).keys), app.sessions[0].model.node_time_s
         assert now_s is not None
-        move = {**recorded("decisions")["decisions"][0], "sequence": 9_999, "at_unix_s": now_s + 1}
+        first = recorded("decisions")["decisions"][0]
+        move = {**first, "acts": True, "sequence": 9_999, "at_unix_s": now_s + 1}
         feed(pilot).say(updates.DecisionUpdate([move]))
         app._clock = lambda: now_s + 61
         app.draw()
@@ -94,8 +96,8 @@ async def test_pause_freezes_tables_and_not_the_clock(make_app: Make) -> None:
 async def test_w_shows_another_time(make_app: Make) -> None:
     async with make_app().run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        for words in ("5m00s", "15m00s", "1h00m", "2h00m", "5m00s"):
-            assert f"last {words}" in text(pilot, "#overview-lines")
+        for words in ("20:10  +5m  +20:15", "20:00  +15m", "19:15  +1h", "18:15  +2h", "20:10"):
+            assert re.search(words, text(pilot, "#overview-lines"))
             await pilot.press("w")
             await pilot.pause()
 
@@ -209,7 +211,7 @@ async def test_enter_and_a_second_click_open_a_request_without_text_of_its_promp
     async with make_app().run_test(size=(100, 30)) as pilot:
         await pilot.press("3", "enter")
         await pilot.pause()
-        assert "context_tokens" in text(pilot, "#detail")
+        assert "1,174 tokens, 1,173 of them computed" in " ".join(text(pilot, "#detail").split())
         await pilot.press("escape")
         await pilot.click("#requests-table", offset=(5, 3))
         await pilot.pause()
@@ -293,7 +295,7 @@ async def test_a_terminal_that_is_too_small_says_so(make_app: Make, size: tuple[
         await pilot.resize_terminal(80, 24)
         await pilot.pause()
         assert not pilot.app.screen.query_one("#too-small").display
-        assert "host budget" in text(pilot, "#overview-lines")
+        assert "host memory" in text(pilot, "#overview-lines")
 
 
 async def test_player_keys_do_nothing_on_a_running_node(make_app: Make) -> None:
@@ -385,15 +387,22 @@ def shown(app: TopApp, selector: str) -> str:
     return "\n".join(one.plain for one in app.screen.query_one(selector, LinesView).lines)
 
 
+def figures(app: TopApp) -> str:
+    """The panels of the overview: what is below its words and above its charts."""
+    words = shown(app, "#overview-lines")
+    return words[words.index("host memory 44") : words.index("calls waiting")]
+
+
 async def test_a_daemon_killed_and_restarted_is_shown_so(node: FakeNode) -> None:
     async with showing(node) as (app, pilot):
-        await until(app, pilot, lambda: "host budget" in shown(app, "#overview-lines"))
-        await until(app, pilot, lambda: "TTFT -" not in shown(app, "#overview-lines"))
+        await until(app, pilot, lambda: "host memory" in shown(app, "#overview-lines"))
+        await until(app, pilot, lambda: "first token -" not in shown(app, "#overview-lines"))
         await until(app, pilot, lambda: app.sessions[0].model.policy is not None)
-        before = shown(app, "#overview-lines")
+        before = figures(app)
         await node.stop()
         await until(app, pilot, lambda: "disconnected since" in shown(app, "#header"))
-        assert shown(app, "#overview-lines") == before
+        assert figures(app) == before
+        assert "NOT KNOWN since" in shown(app, "#overview-lines")
         assert app.screen.query_one("#overview-lines", LinesView)._stale
         await pilot.press("2", "3", "4", "5", "1")
         await node.start()
@@ -404,7 +413,7 @@ async def test_a_daemon_killed_and_restarted_is_shown_so(node: FakeNode) -> None
 
 async def test_an_engine_that_restarts_leaves_gaps_and_no_crash(node: FakeNode) -> None:
     async with showing(node) as (app, pilot):
-        await until(app, pilot, lambda: "host budget" in shown(app, "#overview-lines"))
+        await until(app, pilot, lambda: "host memory" in shown(app, "#overview-lines"))
         node.send("status", status_with({"lifecycle": "starting", "observed": None, "levers": []}))
         await until(app, pilot, lambda: "has not reported yet" in shown(app, "#header"))
         for key in "23451":
@@ -429,3 +438,58 @@ async def test_a_slow_node_never_holds_the_keys_up(node: FakeNode) -> None:
         assert "PAUSED" in shown(app, "#header")
         node.open.set()
         await until(app, pilot, lambda: app.sessions[0].model.status is not None)
+
+
+@pytest.mark.parametrize("key", "12345")
+async def test_one_key_freezes_everything_from_every_page(node: FakeNode, key: str) -> None:
+    async with showing(node) as (app, pilot):
+        await until(app, pilot, lambda: app.sessions[0].model.status is not None)
+        await pilot.press(key, "Z")
+        await pilot.pause()
+        assert isinstance(app.screen, ConfirmDialog)
+        assert node.posts == [], "it asks first"
+        await pilot.press("y")
+        await until(app, pilot, lambda: bool(node.posts))
+        path, body = node.posts[0]
+        assert path == "/v1/freeze"
+        assert body["levers"] == ["split", "multiplier", "admission", "watermark"]
+
+
+async def test_what_is_all_frozen_is_thawed_by_the_same_key(node: FakeNode) -> None:
+    levers = ["split", "multiplier", "admission", "watermark"]
+    node.answers["status"] = status_with({"policy.frozen": levers})
+    async with showing(node) as (app, pilot):
+        await until(app, pilot, lambda: app.sessions[0].model.status is not None)
+        await pilot.press("Z", "y")
+        await until(app, pilot, lambda: bool(node.posts))
+        assert node.posts[0][0] == "/v1/thaw"
+
+
+async def test_the_policy_page_explains_the_key_under_the_cursor(make_app: Make) -> None:
+    async with make_app().run_test(size=(80, 24)) as pilot:
+        await pilot.press("4", "j")
+        await pilot.pause()
+        assert text(pilot, "#policy-key").splitlines() == [
+            "tick  time (at least 50ms); default 1s; takes effect: live",
+            "Time between two decisions.",
+        ]
+
+
+async def test_the_dialog_says_what_may_be_set(node: FakeNode) -> None:
+    async with showing(node) as (app, pilot):
+        await until(app, pilot, lambda: app.sessions[0].model.keys is not None)
+        await until(app, pilot, lambda: app.sessions[0].model.policy is not None)
+        await pilot.press("4", "j", "e")
+        await pilot.pause()
+        said = "\n".join(str(one.content) for one in app.screen.query(Static))
+        assert "tick  time (at least 50ms); default 1s; takes effect: live" in said
+        assert "Time between two decisions." in said
+
+
+async def test_a_row_of_the_journal_is_whole_below_the_table(make_app: Make) -> None:
+    async with make_app().run_test(size=(80, 24)) as pilot:
+        await pilot.press("2", "j", "j", "j", "j")
+        await pilot.pause()
+        said = " ".join(text(pilot, "#decision-words").split())
+        assert "so waiting requests wait for computation, not for blocks." in said
+        assert "held since 20:14:21 for changing reasons: NotKVPressure 5x" in said

@@ -63,7 +63,7 @@ async def feeding(
 async def test_the_stream_and_the_past_arrive(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
         await heard.until(
-            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+            lambda: bool(heard.of(updates.KeyUpdate) and heard.of(updates.PolicyUpdate))
         )
         assert isinstance(heard.updates[0], updates.Connected)
         assert heard.of(updates.StatusUpdate)[0].document == recorded("status")
@@ -80,19 +80,20 @@ async def test_the_stream_and_the_past_arrive(node: FakeNode) -> None:
 async def test_each_part_of_the_past_is_asked_for_once(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
         await heard.until(
-            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+            lambda: bool(heard.of(updates.KeyUpdate) and heard.of(updates.PolicyUpdate))
         )
         node.send("status", status_with({"loop.tick": 77}))
         await heard.until(lambda: len(heard.of(updates.StatusUpdate)) == 2)
     assert sorted(node.gets) == [
         "/v1/decisions", "/v1/history", "/v1/journal/events", "/v1/logs", "/v1/policy",
+        "/v1/policy/keys",
     ]  # fmt: skip
 
 
 async def test_nothing_is_asked_between_ticks(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
         await heard.until(
-            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+            lambda: bool(heard.of(updates.KeyUpdate) and heard.of(updates.PolicyUpdate))
         )
         asked = len(node.gets)
         for _ in range(20):
@@ -118,7 +119,7 @@ async def test_requests_are_asked_for_only_while_wanted_and_one_at_a_time(node: 
 async def test_another_policy_is_asked_for(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
         await heard.until(
-            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+            lambda: bool(heard.of(updates.KeyUpdate) and heard.of(updates.PolicyUpdate))
         )
         before = node.gets.count("/v1/policy")
         node.send("status", status_with({"policy.generation": 9}))
@@ -138,7 +139,7 @@ async def test_a_node_without_some_routes_is_shown_without_them(node: FakeNode) 
 async def test_an_engine_that_dies_is_known_at_once_though_no_tick_follows(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
         await heard.until(
-            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+            lambda: bool(heard.of(updates.KeyUpdate) and heard.of(updates.PolicyUpdate))
         )
         restarting = status_with({"engine.state": "restarting"})
         node.answers["status"] = restarting
@@ -222,7 +223,7 @@ async def test_nobody_on_a_socket_is_said_in_words(tmp_path: Path) -> None:
 async def test_a_storm_of_events_asks_for_the_policy_once_at_a_time(node: FakeNode) -> None:
     async with feeding(node) as (heard, _):
         await heard.until(
-            lambda: bool(heard.of(updates.LogUpdate) and heard.of(updates.PolicyUpdate))
+            lambda: bool(heard.of(updates.KeyUpdate) and heard.of(updates.PolicyUpdate))
         )
         before = node.gets.count("/v1/policy")
         told = len(heard.of(updates.PolicyUpdate))

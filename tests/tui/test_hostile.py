@@ -71,7 +71,9 @@ def everything(model: NodeModel) -> Iterator[Line]:
             yield from requests.request_detail(row, width)
     yield fleet_summary(worst_first([model]), 80)
     yield from policy.summary_lines(model, 80, CONTEXT)
-    yield from map(policy.policy_row_line, policy.policy_rows(model, now_s=CONTEXT.now_s))
+    for row in policy.policy_rows(model, now_s=CONTEXT.now_s):
+        yield policy.policy_row_line(model, row, 120)
+        yield from policy.key_lines(model, row.key, 80)
     for entry in decisions.entries(model, decisions.Filter(every_tick=True))[:20]:
         yield decisions.entry_line(model, entry, CONTEXT)
         if decisions.is_event(entry):

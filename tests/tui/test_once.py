@@ -7,10 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from fake_node import FakeNode
+from recorded_journal import BEGIN, write_journal
 from recorded_node import recorded
 
 from hisparsed.tui.model import NodeModel
@@ -34,7 +36,7 @@ async def top(*arguments: str) -> tuple[int, str, str]:
 async def test_once_prints_the_page_as_text(node: FakeNode) -> None:
     code, out, _ = await top("--socket", str(node.path), "--once")
     assert code == 0
-    for word in ("host budget 44.0 MiB", "6 running", "predicted", "split", "FROZEN: watermark"):
+    for word in ("Node    well: ", "host memory 44.0 MiB", "6 running", "FROZEN: watermark"):
         assert word in out
     assert "\x1b" not in out
 
@@ -64,12 +66,17 @@ async def test_no_daemon_is_said_and_ends_with_2(tmp_path: Path) -> None:
     assert "no daemon has this socket" in out
 
 
-async def test_one_page_is_of_a_live_node_and_not_of_a_recording(tmp_path: Path) -> None:
-    recording = tmp_path / "journal.sqlite"
-    recording.touch()
-    code, _, err = await top("--journal", str(recording), "--once")
-    assert code == 2
-    assert "--once: prints a live node, not --journal" in err
+async def test_once_prints_the_end_of_a_recording(tmp_path: Path) -> None:
+    write_journal(tmp_path / "node-7.sqlite", ticks=60)
+    code, out, _ = await top("--journal", str(tmp_path / "node-7.sqlite"), "--once")
+    assert code == 0
+    assert out.startswith("node-7 ")
+    assert "host memory 44.0 MiB" in out
+    end = datetime.fromtimestamp(BEGIN + 59).strftime("%H:%M:%S")  # noqa: DTZ006 (as on the page)
+    assert end in out
+    code, out, _ = await top("--journal", str(tmp_path / "node-7.sqlite"), "--json")
+    (document,) = json.loads(out)
+    assert (code, document["status"]["observed"]["tick"]) == (0, 59)
 
 
 @pytest.mark.parametrize(

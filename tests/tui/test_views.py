@@ -13,14 +13,29 @@ from hisparsed.policy.events import EventKind, EventLevel
 from hisparsed.tui import updates
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line
-from hisparsed.tui.views.decisions import Filter, codes, entries, entry_line, event_level
+from hisparsed.tui.views.decisions import (
+    Filter,
+    codes,
+    entries,
+    entry_line,
+    event_level,
+    first_of,
+)
 from hisparsed.tui.views.drawing import ASCII, UNICODE, ViewContext, columns
 from hisparsed.tui.views.header import Banner, header_lines, help_lines
 from hisparsed.tui.views.health import health_lines
+from hisparsed.tui.views.logs import LogFilter, log_lines
 from hisparsed.tui.views.overview import overview_lines
 from hisparsed.tui.views.panels import gpu_lines, host_bar, host_lines, hot_lines, request_lines
-from hisparsed.tui.views.policy import lever_lines, policy_rows, summary_lines
-from hisparsed.tui.views.requests import Order, column_at, request_row, sorted_rows, title_line
+from hisparsed.tui.views.policy import lever_lines, policy_rows, summary_lines, why_and_what
+from hisparsed.tui.views.requests import (
+    Order,
+    column_at,
+    request_detail,
+    request_row,
+    sorted_rows,
+    title_line,
+)
 
 CONTEXT = ViewContext(now_s=recorded("status")["at_unix_s"])
 
@@ -106,9 +121,9 @@ def test_a_lever_that_moves_shows_both_values() -> None:
     model.apply(updates.StatusUpdate(status), 0)
     words = plain(lever_lines(model, 120, CONTEXT))
     assert "704 (11.0 MiB) → 648 (10.1 MiB)" in words
-    assert "(limited: LimitedByStep) NEEDS RESTART" in words
+    assert "NEEDS RESTART NoBenefit (limited: LimitedByStep): 59 host blocks" in words
     assert "watermark  act    default" in words
-    assert words.splitlines()[3].rstrip().endswith("FROZEN")
+    assert "FROZEN AtTarget: it is what the policy says" in words.splitlines()[3]
 
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
@@ -150,7 +165,8 @@ def test_every_tick_brings_what_was_not_notable() -> None:
     quiet = {**recorded("decisions")["decisions"][0], "sequence": 1, "notable": False,
              "acts": False}  # fmt: skip
     model.apply(updates.DecisionUpdate([quiet]), 0)
-    without, whole = entries(model, Filter()), entries(model, Filter(every_tick=True))
+    without = entries(model, Filter(fold=False))
+    whole = entries(model, Filter(every_tick=True))
     assert len(whole) == len(without) + 1
 
 
@@ -284,3 +300,83 @@ def test_an_event_of_a_kind_that_only_the_node_knows_has_the_level_that_it_serve
     event = {"kind": "of-next-year", "level": "error", "at_unix_s": 1.0, "sentence": "Why."}
     assert "bad" in {role for _, role in entry_line(MODEL, event, CONTEXT).spans}
     assert event_level({**event, "level": "catastrophe"}) is EventLevel.INFO
+
+
+def held(at_s: float, code: str, lever: str = "multiplier", *, acts: bool = False) -> Any:
+    return {
+        "at_unix_s": at_s, "sequence": int(at_s), "lever": lever, "code": code, "acts": acts,
+        "notable": True, "current": 4.0, "wanted": 4.0,
+        "sentence": f"Keep the multiplier at 4x, because of {code}.",
+    }  # fmt: skip
+
+
+def test_holds_that_flap_are_one_row_until_the_lever_moves() -> None:
+    model = NodeModel("n")
+    flapping = [held(at, f"R{at % 3}") for at in range(100, 130, 5)]
+    model.apply(
+        updates.DecisionUpdate(
+            [*flapping, held(60, "Other", "split"), held(20, "Calm"), held(112, "Moved", acts=True)]
+        ),
+        0,
+    )
+    rows = entries(model, Filter())
+    found = [(one["code"], len(one.get("folded", ()))) for one in rows]
+    assert found == [("R2", 3), ("Moved", 0), ("R2", 3), ("Other", 0), ("Calm", 0)]
+    assert len(entries(model, Filter(fold=False))) == 9
+    assert "R2 x3" in entry_line(model, rows[0], CONTEXT).plain
+    newer = [held(131, "R9")]
+    model.apply(updates.DecisionUpdate(newer), 0)
+    assert first_of(entries(model, Filter())[0]) == first_of(rows[0]), "the cursor stays on it"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "why", "what"),
+    [
+        ("Keep it at 2x, because 3 wait.", "3 wait", "keep it at 2x"),
+        ("Frozen; would move 3, because 4 wait.", "4 wait", "frozen; would move 3"),
+        ("Advice only: move 3, because 4 wait.", "4 wait", "advice only: move 3"),
+        ("Leave split alone: its mode is off.", "its mode is off", ""),
+        ("Hold split: the last report is 9s old.", "the last report is 9s old", ""),
+        ("ada froze split.", "ada froze split", ""),
+    ],
+)
+def test_a_reason_begins_with_the_reason(sentence: str, why: str, what: str) -> None:
+    assert why_and_what(sentence) == (why, what)
+
+
+def log_line(at_s: float, words: str, level: int = 20) -> Any:
+    return {"sequence": int(at_s), "at_unix_s": at_s, "level": level, "source": "daemon",
+            "logger": "vllm.v1.metrics.loggers", "text": words}  # fmt: skip
+
+
+def test_log_lines_that_repeat_stand_once_with_how_often_they_came() -> None:
+    model = NodeModel("n")
+    dump = "Engine 000: Avg prompt throughput: {}.5 tokens/s\n" + "more " * 60
+    model.apply(
+        updates.LogUpdate(
+            [log_line(10, "Started."), *(log_line(20 + at, dump.format(at)) for at in range(5))]
+        ),
+        0,
+    )
+    folded = [one.plain for one in log_lines(model, LogFilter(), 80)]
+    assert len(folded) == 4
+    assert "5x since 00:00:20: Engine 000: Avg prompt" in folded[1]
+    assert "more lines" in folded[-1]
+    assert len(log_lines(model, LogFilter(fold=False), 80)) > 20
+    model.apply(updates.LogUpdate([log_line(40, "Ended.")]), 0)
+    assert "Ended." in log_lines(model, LogFilter(), 80)[-1].plain
+
+
+def test_a_request_is_told_in_words() -> None:
+    row = next(one for one in recorded("requests")["rows"] if one["residency"] == "mixed")
+    said = " ".join(plain(request_detail({**row, "new_key": 7}, 80)).split())
+    for words in (
+        "running; came 32s ago, preempted 0 times",
+        "1,058 tokens, 1,057 of them computed",
+        "mixed: some of its pages are on the GPU",
+        "512 of 512 rows filled (100%)",
+        "557 loaded from host memory (2.4%)",
+        "new_key 7",
+    ):
+        assert words in said
+    assert "resident_share" not in said

@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -13,9 +14,9 @@ from itertools import islice
 from hisparsed.policy.events import EventLevel, level_of
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.styled import EMPTY, Line, line, wrap
+from hisparsed.tui.styled import EMPTY, Line, Part, hanging, line, wrap
 from hisparsed.tui.views.drawing import ViewContext
-from hisparsed.tui.views.policy import LEVERS, setting_text
+from hisparsed.tui.views.policy import LEVERS, setting_text, why_and_what
 from hisparsed.tui.wire import Document, dig, finite, items, number, text
 
 _VALUE = len("held-prefix-first")
@@ -30,6 +31,8 @@ class Filter:
     code: str | None = None
     search: str = ""
     every_tick: bool = False
+    fold: bool = True
+    """Whether holds of a lever that change their reason often are one row."""
 
     def passes(self, entry: Document) -> bool:
         if is_event(entry):
@@ -55,6 +58,8 @@ class Filter:
             self.code or "all codes",
             "every tick" if self.every_tick else "moves and new reasons",
         ]
+        if self.fold and not self.every_tick:
+            parts.append("frequent changes of reason folded")
         if self.search:
             parts.append(f'"{self.search}"')
         return ", ".join(parts)
@@ -85,7 +90,40 @@ def entries(model: NodeModel, wanted: Filter) -> list[Document]:
         key=lambda one: (number(one, "at_unix_s") or 0.0, number(one, "sequence") or 0.0),
         reverse=True,
     )
-    return [one for one in merged if wanted.passes(one)]
+    passed = [one for one in merged if wanted.passes(one)]
+    return _folded(passed) if wanted.fold and not wanted.every_tick else passed
+
+
+FLAPS_WITHIN_S = 60.0
+"""Holds of one lever that come sooner after each other are one row, unless it moves between."""
+
+
+def _folded(entries: list[Document]) -> list[Document]:
+    """Newest first; a row of several holds is the newest, with all of them in ``folded``."""
+    rows: list[Document] = []
+    groups: dict[object, tuple[int, list[Document]]] = {}
+    for entry in entries:
+        if is_event(entry):
+            rows.append(entry)
+            continue
+        lever, at_s = entry.get("lever"), number(entry, "at_unix_s") or 0.0
+        if entry.get("acts"):
+            groups.pop(lever, None)
+            rows.append(entry)
+            continue
+        place, held = groups.get(lever, (-1, []))
+        if held and (number(held[-1], "at_unix_s") or 0.0) - at_s < FLAPS_WITHIN_S:
+            held.append(entry)
+            rows[place] = {**held[0], "folded": held}
+        else:
+            groups[lever] = (len(rows), [entry])
+            rows.append(entry)
+    return rows
+
+
+def first_of(entry: Document) -> Document:
+    """The oldest of the holds that a row stands for: it stays the same while others come."""
+    return items(entry, "folded")[-1] if entry.get("folded") else entry
 
 
 def moves(model: NodeModel, count: int) -> list[Document]:
@@ -108,28 +146,47 @@ def entry_line(
         return line(
             (f"{at}  ", "dim"),
             (f"{'event':<11}", "title"),
-            (f"{kind:<22} ", EVENT_ROLES[event_level(entry)]),
+            (f"{kind:<{27 if values else 22}} ", EVENT_ROLES[event_level(entry)]),
             text(entry, "sentence") or "",
         )
     acts, error = bool(entry.get("acts")), text(entry, "error")
     state = "FAILED" if error else "moved" if acts else "held"
-    lever = text(entry, "lever") or ""
+    lever, code = text(entry, "lever") or "", text(entry, "code") or ""
+    if count := len(items(entry, "folded")):
+        code = f"{code} x{count}"
     return line(
         (f"{at}  ", "dim"),
         (f"{lever:<11}", "title"),
         (f"{state:<7}", "bad" if error else "good" if acts else "dim"),
-        (f"{text(entry, 'code') or '':<20} ", "accent" if acts else ""),
+        (f"{code:<20} ", "accent" if acts else ""),
         (
             f"{_change(model, entry, context):<{_VALUE}} " if values else "",
             "strong" if acts else "dim",
         ),
-        text(entry, "sentence") or "",
+        *_reason_first(text(entry, "sentence") or ""),
     )
+
+
+def _reason_first(sentence: str) -> tuple[Part, ...]:
+    why, what = why_and_what(sentence)
+    return (why, (f"; so {what}" if what else "", "dim"))
 
 
 def entry_titles(*, values: bool) -> str:
     head = f"{'time':<10}{'lever':<11}{'':<7}{'code':<21}"
     return head + (f"{'value':<{_VALUE + 1}}why" if values else "why")
+
+
+def entry_words(entry: Document, width: int) -> list[Line]:
+    """The whole sentence; for a row of several holds also what they were."""
+    lines = wrap(text(entry, "sentence") or "", width)
+    folded = items(entry, "folded")
+    if folded:
+        counts = Counter(text(one, "code") or "" for one in folded)
+        codes = ", ".join(f"{code} {count}x" for code, count in counts.most_common())
+        since = fmt.clock(number(folded[-1], "at_unix_s"))
+        lines.append(line((f"held since {since} for changing reasons: {codes}", "dim")))
+    return lines
 
 
 def _change(model: NodeModel, entry: Document, context: ViewContext) -> str:
@@ -195,6 +252,14 @@ def decision_detail(entry: Document, whole: Document | None, width: int) -> list
         lines.append(_pair("limited by", str(entry["limited_by"])))
     if entry.get("error"):
         lines += [line(("failed", "bad")), *wrap(str(entry["error"]), width, "bad")]
+    if folded := items(entry, "folded"):
+        lines += [EMPTY, line((f"the last {len(folded)} holds, newest first", "title"))]
+        for one in folded:
+            head = line(
+                (f"  {fmt.clock(number(one, 'at_unix_s'))}  ", "dim"),
+                f"{text(one, 'code') or '':<20} ",
+            )
+            lines += hanging(head, why_and_what(text(one, "sentence") or "")[0], width)
     lines += [EMPTY, line(("figures behind it (what was expected)", "title"))]
     lines += _figures(dig(entry, "figures"))
     if whole is not None:

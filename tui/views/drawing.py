@@ -2,8 +2,9 @@
 
 Bars, charts and frames are made of Unicode characters, or of ASCII for plain terminals. Every state
 has a character of its own, so that a bar reads without colour. A bar splits a whole into parts:
-what is not zero shows, and the parts never exceed the bar. A chart draws one series over several
-rows, with its last and its highest value.
+what is not zero shows, and the parts never exceed the bar. A gauge shows one share, in eighths of
+a cell. A chart draws one series over several rows between its axes: from zero to its highest value,
+and from one time of day to another.
 """
 
 from __future__ import annotations
@@ -13,14 +14,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hisparsed.tui import format as fmt
-from hisparsed.tui.history import SERIES, ChartHistory, known
-from hisparsed.tui.styled import Line, block, ends, line
+from hisparsed.tui.format import UNKNOWN
+from hisparsed.tui.history import SERIES, WINDOW_S, ChartHistory, is_difference, known
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.styled import Line, block, line
+from hisparsed.tui.wire import number
 
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
     levels: str
     """From nothing to a full cell, for charts."""
+    parts: str
+    """Parts of a cell from the left, rising, for gauges; empty where there are only whole ones."""
+    axis: tuple[str, str]
+    """Vertical axis, and the same where it has a label."""
     in_use: str
     reusable: str
     free: str
@@ -40,6 +48,8 @@ class Glyphs:
 
 UNICODE = Glyphs(
     levels=" ▁▂▃▄▅▆▇█",
+    parts="▏▎▍▌▋▊▉",
+    axis=("│", "┤"),
     in_use="█",
     reusable="▒",
     free="·",
@@ -57,6 +67,8 @@ UNICODE = Glyphs(
 )
 ASCII = Glyphs(
     levels=" .:-=+*%#",
+    parts="",
+    axis=("|", "+"),
     in_use="#",
     reusable="=",
     free=".",
@@ -127,9 +139,13 @@ def bar(segments: Sequence[BarSegment], total: float, width: int, *, free: str) 
     return line(*parts, (free * (width - sum(cells)), "free"))
 
 
-def gauge(share: float | None, width: int, glyph: str, role: str, *, free: str) -> Line:
-    """One part of a whole; nothing when it is not known."""
-    return bar([BarSegment(min(1.0, share or 0.0), glyph, role)], 1.0, width, free=free)
+def gauge(share: float | None, width: int, role: str, glyphs: Glyphs) -> Line:
+    """A share of a whole to the nearest part of a cell: next to nothing shows as nothing."""
+    steps = len(glyphs.parts) + 1
+    filled = round(min(1.0, max(0.0, share or 0.0)) * width * steps)
+    cells, rest = divmod(filled, steps)
+    drawn = glyphs.in_use * cells + (glyphs.parts[rest - 1] if rest else "")
+    return line((drawn, role), (glyphs.free * (width - len(drawn)), "free"))
 
 
 def marks(places: Sequence[tuple[float, str, str]], width: int) -> Line:
@@ -172,6 +188,7 @@ def split_width(width: int, shares: Sequence[int]) -> list[int]:
 
 UNITS = {
     "count": fmt.short,
+    "per_s": lambda value: UNKNOWN if value is None else f"{fmt.short(value)}/s",
     "share": lambda value: fmt.percent(value, 1),
     "bytes": fmt.size,
     "bytes/s": fmt.per_second,
@@ -179,7 +196,8 @@ UNITS = {
     "ratio": fmt.ratio,
     "times": fmt.multiplier,
 }
-_NOW_WINDOW_S = 10.0
+WINDOW = f"in {fmt.span(WINDOW_S)}"
+"""What stands beside a number that is a rate or a ratio."""
 
 
 def columns(values: Sequence[float | None], height: int, top: float, glyphs: Glyphs) -> list[str]:
@@ -203,46 +221,97 @@ def columns(values: Sequence[float | None], height: int, top: float, glyphs: Gly
 def series_values(
     history: ChartHistory, name: str, width: int, context: ViewContext
 ) -> list[float | None]:
-    """One value a column; columns stand at fixed times, so that a chart does not flicker."""
+    """One value a column; all but the last stand at fixed times, so that a chart does not
+    flicker. The last one is up to now."""
     if width < 1 or history.newest_s is None:
         return [None] * max(0, width)
     step_s = context.span_s / width
     end_s = (history.newest_s // step_s) * step_s
-    return history.buckets(name, context.span_s, width, end_s=end_s)
+    earlier = history.buckets(name, context.span_s - step_s, width - 1, end_s=end_s)
+    return [*earlier, history.latest(name, step_s)]
 
 
-def now_value(history: ChartHistory, name: str) -> str:
-    """The series over the last seconds, as text."""
-    return UNITS[SERIES[name].unit](history.latest(name, _NOW_WINDOW_S))
+def now_value(model: NodeModel, name: str) -> str:
+    """The series now as text: a gauge as the status has it, a rate or ratio over ``WINDOW_S``."""
+    series = SERIES[name]
+    if is_difference(name):
+        return UNITS[series.unit](model.history.latest(name))
+    return UNITS[series.unit](number(model.status, series.top))
 
 
-def chart(
-    history: ChartHistory, name: str, width: int, height: int, context: ViewContext
+def now_gauge(model: NodeModel, name: str) -> list[float]:
+    """A gauge's value now, which its last column may not have in it yet; nothing for others."""
+    value = None if is_difference(name) else number(model.status, SERIES[name].top)
+    return [] if value is None else [value]
+
+
+_AXIS_LABEL = 9
+"""Most cells that the label of a vertical axis takes."""
+
+
+def chart_box(
+    model: NodeModel, name: str, width: int, height: int, context: ViewContext
 ) -> list[Line]:
-    """A title line and ``height - 1`` rows of chart."""
-    series = SERIES[name]
+    """A frame with the series' name and value; inside, its past between two axes."""
+    series, inside, glyphs = SERIES[name], width - 4, context.glyphs
     show = UNITS[series.unit]
-    values = series_values(history, name, width, context)
+    window = f" {WINDOW}" if is_difference(name) else ""
+    title = f"{series.title} {now_value(model, name)}{window}"
+    rows = max(1, height - 3)
+    label = _AXIS_LABEL
+    values = series_values(model.history, name, inside - label - 1, context)
     found = known(values)
-    most = max(found, default=0.0)
-    title = line((series.title, "title"), " ", (now_value(history, name), "strong"))
-    extent = line((f"max {show(most)}", "dim")) if found else line(("no data", "dim"))
-    rows = columns(values, height - 1, most or 1.0, context.glyphs)
-    return block(
-        [ends(title, extent, width), *(line((row, "chart")) for row in rows)], width, height
-    )
+    if not found:
+        return box(title, [line(("no data in this time", "dim"))], width, height, glyphs)
+    most = max(found + now_gauge(model, name))
+    drawn = columns(values, rows, most or 1.0, glyphs)
+    plain, labelled = glyphs.axis
+    lines = []
+    for index, row in enumerate(drawn):
+        words = show(most) if index == 0 and most else "0" if index == rows - 1 else ""
+        mark = labelled if words else plain
+        head = f"{words[:label]:>{label}}"
+        lines.append(line((head, "dim"), (mark, "frame"), (row, "chart")))
+    lines.append(time_axis(label + 1, inside, model.history.newest_s, context))
+    return box(title, lines, width, height, glyphs)
 
 
-def spark(
-    history: ChartHistory, name: str, width: int, context: ViewContext, *, title_width: int = 15
-) -> Line:
-    """Title, current value and one row of chart in one line."""
+def time_axis(indent: int, width: int, end_s: float | None, context: ViewContext) -> Line:
+    """The times of day at both ends of a chart, and what lies between them."""
+    room = width - indent
+    begin = None if end_s is None else end_s - context.span_s
+    left, right = fmt.minute(begin), fmt.minute(end_s)
+    between = f" {fmt.span(context.span_s)} ".center(max(0, room - len(left) - len(right)))
+    words = f"{left}{between}{right}" if room >= len(left) + len(right) + 5 else right.rjust(room)
+    return line(" " * indent, (words[:room], "dim"))
+
+
+_SPARK_TITLE = 15
+_SPARK_VALUE = 12
+SPARK_MOST = 14
+
+
+def spark(model: NodeModel, name: str, width: int, context: ViewContext) -> Line:
+    """Title, value now, one row of chart and its highest value in one line."""
     series = SERIES[name]
-    head = f"{series.title:<{title_width}}{now_value(history, name):>11} "
-    values = series_values(history, name, width - len(head), context)
-    most = max(known(values), default=0.0) or 1.0
+    head = f"{series.title:<{_SPARK_TITLE}}"
+    value = f"{now_value(model, name):>{_SPARK_VALUE}} "
+    room = width - len(head) - len(value) - SPARK_MOST
+    values = series_values(model.history, name, room, context)
+    found = known(values)
+    most = max(found + now_gauge(model, name), default=0.0)
+    words = f"max {UNITS[series.unit](most)}" if found else "no data"
     return line(
-        (head[:title_width], "title"),
-        (head[title_width:], "strong"),
-        (columns(values, 1, most, context.glyphs)[0], "chart"),
+        (head, "title"),
+        (value, "strong"),
+        (columns(values, 1, most or 1.0, context.glyphs)[0], "chart"),
+        (f"{words:>{SPARK_MOST}}", "dim"),
     )
+
+
+def spark_axis(model: NodeModel, width: int, context: ViewContext) -> Line:
+    """The time axis under sparks; what their numbers are over stands below the numbers."""
+    head = f"rates {WINDOW}"
+    indent = _SPARK_TITLE + _SPARK_VALUE + 1
+    axis = time_axis(0, width - indent - SPARK_MOST, model.history.newest_s, context)
+    return line((f"{head:<{indent}}", "dim")) + axis

@@ -47,7 +47,7 @@ def fleet_line(model: NodeModel, width: int, context: ViewContext) -> Line:
         state = f"engine: try in {fmt.whole_duration(left_s)}" if left_s > 0 else state
     label_cells, state_cells = _head_cells(width)
     whole = (
-        fit(line((model.label, "title")), label_cells - 1, more=more)
+        fit(line((model.name, "title")), label_cells - 1, more=more)
         + line(" ")
         + fit(line((f"{mark} {state}", role)), state_cells - 1, more=more)
         + line(" ")
@@ -83,10 +83,8 @@ def _shown(path: str, show: Callable[[float | None], str]) -> Callable[[NodeMode
     return lambda model: show(number(model.status, path))
 
 
-def _latest(
-    name: str, window_s: float, show: Callable[[float | None], str]
-) -> Callable[[NodeModel], str]:
-    return lambda model: show(model.history.latest(name, window_s))
+def _latest(name: str, show: Callable[[float | None], str]) -> Callable[[NodeModel], str]:
+    return lambda model: show(model.history.latest(name))
 
 
 _COLUMNS = (
@@ -94,9 +92,9 @@ _COLUMNS = (
     _Column("run", 6, _shown("observed.requests.running", fmt.whole)),
     _Column("wait", 6, _shown("observed.requests.waiting", fmt.whole)),
     _Column("GPU free", 9, _free),
-    _Column("tok/s", 8, _latest("tokens", 10, fmt.short)),
-    _Column("TTFT", 8, _latest("ttft", 60, fmt.duration)),
-    _Column("misses", 8, _latest("miss", 60, lambda share: fmt.percent(share, 1))),
+    _Column("tok/s", 8, _latest("tokens", fmt.short)),
+    _Column("TTFT", 8, _latest("ttft", fmt.duration)),
+    _Column("misses", 8, _latest("miss", lambda share: fmt.percent(share, 1))),
     _Column("multi", 7, _shown("observed.hot.multiplier", fmt.multiplier)),
     _Column("host budget", 13, _shown("derived.pools.budget_bytes", fmt.size)),
     _Column("gen", 5, lambda model: fmt.setting(model.generation)),
@@ -129,7 +127,7 @@ def fleet_summary(models: Iterable[NodeModel], width: int) -> Line:
         counts[word] = counts.get(word, 0) + 1
         if not model.stale:
             running += number(model.observed, "requests.running") or 0.0
-            tokens += model.history.latest("tokens", 10) or 0.0
+            tokens += model.history.latest("tokens") or 0.0
     words = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
     versions = {text(model.status, "node.version") for model in known} - {None}
     several = ", ".join(sorted(map(str, versions)))

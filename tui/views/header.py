@@ -12,6 +12,7 @@ from hisparsed.tui.model import Connection, NodeModel
 from hisparsed.tui.styled import EMPTY, Line, ends, fit, hanging, line
 from hisparsed.tui.views.drawing import Glyphs, ViewContext
 from hisparsed.tui.views.health import engine_summary
+from hisparsed.tui.views.policy import effective_mode
 from hisparsed.tui.wire import dig, number, text
 
 _LIFECYCLE_ROLES = {
@@ -46,9 +47,9 @@ def header_lines(model: NodeModel, banner: Banner, width: int, context: ViewCont
         passed_s = 0.0 if model.stale else _since_status(model, context)
         up = fmt.duration(max(0.0, at_s - started) + passed_s)
     kind, served = text(status, "node.kind") or "", text(status, "node.model") or ""
-    mode, version = text(status, "policy.mode"), text(status, "node.version")
+    mode, version = effective_mode(model), text(status, "node.version")
     left = line(
-        (f"{model.label} ", "title"),
+        (f"{model.name} ", "title"),
         (f"{glyphs.on if lifecycle == 'serving' else glyphs.off} {lifecycle}", role),
         (f"  {served}", "strong"),
         (f" {kind}" if kind and kind not in served else "", "dim"),
@@ -107,29 +108,33 @@ def _health(model: NodeModel, context: ViewContext) -> Line:
     parts = [
         (f"report {fmt.duration(age_s)} ago", "bad" if old else "dim"),
         (" OLD" if old else "", "bad"),
-        (f", cost {fmt.duration(cost_s)}", "dim"),
-        (f", tick {fmt.whole(number(status, 'loop.tick'))}", "dim"),
-        (f" took {fmt.duration(number(status, 'loop.last_tick_s'))}", "dim"),
     ]
-    for path, words in (
-        ("loop.failed_ticks", "ticks failed"),
-        ("loop.failed_applies", "commands refused"),
-        ("loop.failed_reports", "reports failed"),
+    for path, noun, what in (
+        ("loop.failed_ticks", "tick", "failed"),
+        ("loop.failed_applies", "command", "refused"),
+        ("loop.failed_reports", "report", "failed"),
     ):
         count = number(status, path)
         if count:
-            parts.append((f"  {fmt.whole(count)} {words}", "bad"))
-    if number(status, "doctor.fatal"):
-        parts.append(("  DOCTOR: FATAL", "bad"))
+            parts.append((f"  {fmt.counted(count, noun)} {what}", "bad"))
     if dig(status, "engine.quarantined") is not None:
         parts.append(("  VALUES QUARANTINED", "bad"))
     if text(status, "policy.last_error"):
         parts.append(("  POLICY REJECTED", "bad"))
+    if dig(status, "journal.writing") is False:
+        parts.append(("  JOURNAL STOPPED", "bad"))
     frozen = dig(status, "policy.frozen")
     if isinstance(frozen, list) and frozen:
         parts.append((f"  FROZEN: {', '.join(map(str, frozen))}", "warn"))
-    if dig(status, "journal.writing") is False:
-        parts.append(("  JOURNAL STOPPED", "bad"))
+    if number(status, "doctor.fatal"):
+        parts.append(("  DOCTOR: FATAL", "bad"))
+    elif warnings := number(status, "doctor.warnings"):
+        parts.append((f"  doctor: {fmt.counted(warnings, 'warning')}", "warn"))
+    parts += [
+        (f"  tick {fmt.whole(number(status, 'loop.tick'))}", "dim"),
+        (f" took {fmt.duration(number(status, 'loop.last_tick_s'))}", "dim"),
+        (f", report cost {fmt.duration(cost_s)}", "dim"),
+    ]
     return line(*parts)
 
 
@@ -169,6 +174,7 @@ _KEYS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("p", "pause: tables and charts stand still, the clock goes on"),
             ("w", "time that charts show: 5 minutes to 2 hours"),
             ("/", "search in this page; Escape ends it"),
+            ("Z", "freeze all levers, or thaw them; it asks first"),
             ("T", "next theme"),
             ("ctrl+p", "command palette: everything by name"),
             ("?", "this help"),
@@ -186,6 +192,7 @@ _KEYS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         "decisions",
         (
             ("l", "next lever"),
+            ("f", "fold holds that change their reason often, or show each"),
             ("c", "only one reason code"),
             ("a", "every tick, or only moves and new reasons"),
         ),
@@ -206,6 +213,7 @@ _KEYS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (
             ("v", "from which level on"),
             ("o", "daemon, engine or both"),
+            ("f", "fold lines that repeat, or show each"),
             ("d", "all that the doctor found, with why and what helps"),
             ("D", "let the doctor look again"),
         ),

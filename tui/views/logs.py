@@ -1,7 +1,13 @@
-"""Log lines of daemon and engine, filtered."""
+"""Log lines of daemon and engine, filtered; what is said again and again stands once.
+
+Lines are the same when they differ in numbers only. vLLM writes statistics every ten seconds, over
+windows of its own; folded they are one line that says how often it came.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hisparsed.tui import format as fmt
@@ -16,7 +22,11 @@ _SOURCES = (None, "daemon", "engine")
 _LOGGERS_WIDTH = 110
 _MOST_LINES = 30
 _MOST_LINES_OF_INFO = 6
-"""Statistics that vLLM writes every ten seconds must not fill the page."""
+_MOST_LINES_FOLDED = 2
+"""Of information that comes again and again."""
+_NUMBERS = re.compile(r"[0-9][0-9.,:eE+%-]*")
+_SHAPE = 200
+"""Characters by which lines are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +34,8 @@ class LogFilter:
     level: int = 20
     source: str | None = None
     search: str = ""
+    fold: bool = True
+    """Whether lines that are repeated with other numbers stand once."""
 
     def passes(self, entry: Document) -> bool:
         return (
@@ -44,6 +56,8 @@ class LogFilter:
         parts = [self.source or "daemon and engine", f"{level} and worse" if level else ""]
         if self.search:
             parts.append(f'"{self.search}"')
+        if self.fold:
+            parts.append("repeats folded")
         return ", ".join(part for part in parts if part)
 
 
@@ -52,30 +66,56 @@ def log_entries(model: NodeModel, wanted: LogFilter) -> int:
     return sum(wanted.passes(entry) for entry in model.logs)
 
 
+@dataclass(slots=True)
+class _Shown:
+    """An entry, how often it came and when first."""
+
+    entry: Document
+    count: int
+    first_s: float | None
+
+
+def _folded(entries: Iterable[Document]) -> list[_Shown]:
+    """Repeated ones at the place of the latest."""
+    found: dict[tuple[object, ...], _Shown] = {}
+    for entry in entries:
+        shape = _NUMBERS.sub("#", text(entry, "text") or "")[:_SHAPE]
+        key = (entry.get("source"), entry.get("logger"), entry.get("level"), shape)
+        before = found.pop(key, None)
+        count = 1 if before is None else before.count + 1
+        first_s = number(entry, "at_unix_s") if before is None else before.first_s
+        found[key] = _Shown(entry, count, first_s)
+    return list(found.values())
+
+
 def log_lines(model: NodeModel, wanted: LogFilter, width: int) -> list[Line]:
     """Oldest first; long ones go over several lines, and past some they are cut."""
     loggers = width >= _LOGGERS_WIDTH
-    indent = 22 + (23 if loggers else 0)
-    lines: list[Line] = []
-    for entry in model.logs:
-        if not wanted.passes(entry):
-            continue
-        level = number(entry, "level") or 0
-        most = _MOST_LINES if level >= _WARNING else _MOST_LINES_OF_INFO
-        word, role = _level(level)
-        first, *more = wrap(text(entry, "text") or "", max(20, width - indent - 1), role)
-        lines.append(
-            line(
-                (f"{fmt.clock(number(entry, 'at_unix_s'))} ", "dim"),
-                (f"{text(entry, 'source') or '':<7}", "title"),
-                (f"{word:<6}", role),
-                (f"{_short(text(entry, 'logger') or ''):<22} " if loggers else "", "dim"),
-            )
-            + first
-        )
-        lines += [line(" " * indent) + one for one in more[: most - 1]]
-        if len(more) >= most:
-            lines.append(line((f"{'':<{indent}}{len(more) - most + 1} more lines", "dim")))
+    passing = [entry for entry in model.logs if wanted.passes(entry)]
+    shown = _folded(passing) if wanted.fold else [_Shown(one, 1, None) for one in passing]
+    return [one for entry in shown for one in _entry_lines(entry, width, loggers=loggers)]
+
+
+def _entry_lines(shown: _Shown, width: int, *, loggers: bool) -> list[Line]:
+    entry, indent = shown.entry, 22 + (23 if loggers else 0)
+    level = number(entry, "level") or 0
+    repeated = ""
+    most = _MOST_LINES if level >= _WARNING else _MOST_LINES_OF_INFO
+    if shown.count > 1:
+        repeated = f"{shown.count}x since {fmt.clock(shown.first_s)}: "
+        most = _MOST_LINES if level >= _WARNING else _MOST_LINES_FOLDED
+    word, role = _level(level)
+    words = f"{repeated}{text(entry, 'text') or ''}"
+    first, *more = wrap(words, max(20, width - indent - 1), role)
+    head = line(
+        (f"{fmt.clock(number(entry, 'at_unix_s'))} ", "dim"),
+        (f"{text(entry, 'source') or '':<7}", "title"),
+        (f"{word:<6}", role),
+        (f"{_short(text(entry, 'logger') or ''):<22} " if loggers else "", "dim"),
+    )
+    lines = [head + first, *(line(" " * indent) + one for one in more[: most - 1])]
+    if len(more) >= most:
+        lines.append(line((f"{'':<{indent}}{len(more) - most + 1} more lines", "dim")))
     return lines
 
 

@@ -1,147 +1,171 @@
-"""The first page: everything an operator looks at first, laid out for the room there is."""
+"""The first page: what an operator has to know in words, and the figures behind it.
+
+Laid out for the room there is. A small screen has what matters most of it; charts come with room.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import Line, beside, block, fit, line
 from hisparsed.tui.views.decisions import entry_line, moves
-from hisparsed.tui.views.drawing import ViewContext, box, chart, spark, split_width
+from hisparsed.tui.views.drawing import (
+    WINDOW,
+    ViewContext,
+    box,
+    chart_box,
+    spark,
+    spark_axis,
+    split_width,
+)
 from hisparsed.tui.views.health import gpus_line
 from hisparsed.tui.views.panels import (
     gpu_lines,
     host_compact,
     host_lines,
+    hot_compact,
     hot_lines,
     request_lines,
-    service_line,
     service_lines,
 )
 from hisparsed.tui.views.policy import lever_lines
+from hisparsed.tui.views.verdict import verdict_lines
 from hisparsed.tui.wire import number
 
 MEDIUM_WIDTH = 118
 WIDE_WIDTH = 180
-_COMPACT_CHARTS = ("tokens", "waiting", "miss", "h2d", "ttft", "prefix")
+_COMPACT_CHARTS = ("waiting", "tokens", "ttft", "miss", "prefix", "h2d", "running", "coverage")
 _CHARTS = (
-    "tokens", "waiting", "ttft", "prefix", "miss", "h2d", "coverage", "offload", "running", "itl",
+    "waiting", "tokens", "ttft", "prefix", "miss", "coverage", "h2d", "running", "offload", "itl",
     "multiplier", "gpu_free",
 )  # fmt: skip
+_LEAST_CHART = 5
+"""Rows of a framed chart: frame, two of chart, the time axis."""
 
 
 def overview_lines(model: NodeModel, width: int, height: int, context: ViewContext) -> list[Line]:
     """Exactly ``height`` lines of ``width`` cells."""
-    if width >= WIDE_WIDTH:
-        lines = _wide(model, width, height, context)
+    words = verdict_lines(model, width, context)
+    room = height - len(words)
+    if model.status is None:
+        figures: list[Line] = []
+    elif width >= WIDE_WIDTH:
+        figures = _wide(model, width, room, context)
     elif width >= MEDIUM_WIDTH:
-        lines = _medium(model, width, height, context)
+        figures = _medium(model, width, room, context)
     else:
-        lines = _compact(model, width, height, context)
-    return block(lines, width, height)
+        figures = _compact(model, width, room, context)
+    return block([*words, *figures], width, height)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Lines that stand together; what is worth more is placed first."""
+
+    worth: int
+    lines: list[Line]
 
 
 def _compact(model: NodeModel, width: int, height: int, context: ViewContext) -> list[Line]:
-    """No frames: a title ahead of each part, and as many charts as there is room for."""
-    lines = [
-        *host_compact(model, width, context),
-        *gpu_lines(model, width, context),
-        _rule("requests and hot buffers", width, context),
-        *request_lines(model, width, context)[:2],
-        *hot_lines(model, width, context),
-        service_line(model, width),
+    """No frames: a title ahead of each part, and what there is room for."""
+    requests = request_lines(model, width, context)
+    budget = f"host memory {fmt.size(_budget(model))}"
+    axis = spark_axis(model, width, context)
+    first, *sparks = (spark(model, name, width, context) for name in _COMPACT_CHARTS)
+    parts = [
+        _Part(9, [_rule(budget, width, context), *host_compact(model, width, context)]),
+        _Part(7, gpu_lines(model, width, context)),
+        _Part(2, [_rule("calls and hot buffers", width, context), requests[0]]),
+        _Part(3, requests[1:2]),
+        _Part(5, hot_compact(model, width, context)),
+        _Part(4, service_lines(model, width)),
+        _Part(6, [first, axis]),
+        _Part(1, [_rule("levers", width, context)]),
+        _Part(8, lever_lines(model, width, context)),
     ]
-    tail = [_rule("levers", width, context), *lever_lines(model, width, context)]
-    room = max(0, height - len(lines) - len(tail))
-    sparks = [spark(model.history, name, width, context) for name in _COMPACT_CHARTS[:room]]
-    return [*lines, *sparks, *tail]
+    placed: set[int] = set()
+    room = height
+    for index in sorted(range(len(parts)), key=lambda index: parts[index].worth, reverse=True):
+        if len(parts[index].lines) <= room:
+            placed.add(index)
+            room -= len(parts[index].lines)
+    lines: list[Line] = []
+    for index, part in enumerate(parts):
+        if index in placed:
+            lines += part.lines
+            if axis in part.lines:
+                lines[-1:-1] = sparks[:room]
+    return lines
 
 
 def _medium(model: NodeModel, width: int, height: int, context: ViewContext) -> list[Line]:
-    glyphs = context.glyphs
     left, right = split_width(width, (1, 1))
-    inside_left, inside_right = left - 4, right - 4
-    top = beside(
-        [
-            box(
-                f"host budget {fmt.size(_budget(model))}",
-                host_lines(model, inside_left, context), left, 8, glyphs,
-            ),
-            box("requests and service", [
-                *request_lines(model, inside_right, context),
-                *service_lines(model, inside_right),
-            ], right, 8, glyphs),
-        ]
-    )  # fmt: skip
-    middle = beside(
-        [
-            box("hot buffers and GPU pool", [
-                *hot_lines(model, inside_left, context), *gpu_lines(model, inside_left, context),
-            ], left, 7, glyphs),
-            box("levers", lever_lines(model, inside_right, context), right, 7, glyphs),
-        ]
-    )  # fmt: skip
-    journal_rows = 6 if height >= 33 else 0
-    cards = gpus_line(model, width, context)
-    room = height - len(top) - len(middle) - len(cards) - journal_rows
-    lines = [*top, *middle, *cards, *_chart_grid(model, width, room, 2, context)]
+    lines = beside([_host(model, left, context), _calls(model, right, context)])
+    levers = lever_lines(model, right - 4, context)
+    lines += beside(
+        [_hot(model, left, 7, context), box("levers", levers, right, 7, context.glyphs)]
+    )
+    lines += gpus_line(model, width, context)
+    journal_rows = 6 if height - len(lines) >= 6 + _LEAST_CHART else 0
+    room = height - len(lines) - journal_rows
+    lines += _chart_grid(model, width, room, 3, context)
     if journal_rows:
         lines += _journal_box(model, width, journal_rows, context)
     return lines
 
 
 def _wide(model: NodeModel, width: int, height: int, context: ViewContext) -> list[Line]:
-    glyphs = context.glyphs
     one, two, three = split_width(width, (1, 1, 1))
-    top = beside(
-        [
-            box(
-                f"host budget {fmt.size(_budget(model))}",
-                host_lines(model, one - 4, context), one, 8, glyphs,
-            ),
-            box("requests and service", [
-                *request_lines(model, two - 4, context), *service_lines(model, two - 4),
-            ], two, 8, glyphs),
-            box("hot buffers and GPU pool", [
-                *hot_lines(model, three - 4, context), *gpu_lines(model, three - 4, context),
-            ], three, 8, glyphs),
-        ]
-    )  # fmt: skip
-    top += gpus_line(model, width, context)
-    rest = height - len(top)
-    lower = min(16, max(0, rest // 3))
-    lever_width, journal_width = split_width(width, (2, 3))
-    lines = [*top, *_chart_grid(model, width, rest - lower, 3, context)]
+    lines = beside(
+        [_host(model, one, context), _calls(model, two, context), _hot(model, three, 8, context)]
+    )
+    lines += gpus_line(model, width, context)
+    rest = height - len(lines)
+    lower = min(14, max(0, rest // 3))
+    lines += _chart_grid(model, width, rest - lower, 4, context)
     if lower:
+        lever_width, journal_width = split_width(width, (2, 3))
         rows = max(1, (lower - 2) // 4)
         levers = lever_lines(model, lever_width - 4, context, rows=rows)
         lines += beside(
             [
-                box("levers", levers, lever_width, lower, glyphs),
+                box("levers", levers, lever_width, lower, context.glyphs),
                 _journal_box(model, journal_width, lower, context),
             ]
         )
     return lines
 
 
+def _host(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
+    title = f"host memory {fmt.size(_budget(model))}"
+    return box(title, host_lines(model, width - 4, context), width, 8, context.glyphs)
+
+
+def _calls(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
+    lines = [*request_lines(model, width - 4, context), *service_lines(model, width - 4)]
+    return box(f"calls; rates {WINDOW}", lines, width, 8, context.glyphs)
+
+
+def _hot(model: NodeModel, width: int, height: int, context: ViewContext) -> list[Line]:
+    inside = width - 4
+    lines = [*hot_lines(model, inside, context), *gpu_lines(model, inside, context)]
+    return box("hot buffers and GPU blocks", lines, width, height, context.glyphs)
+
+
 def _chart_grid(
     model: NodeModel, width: int, height: int, across: int, context: ViewContext
 ) -> list[Line]:
-    """Framed charts in rows of ``across``; at least four rows of cells each."""
-    if height < 6:
+    """Framed charts in rows of ``across``."""
+    rows = min(len(_CHARTS) // across, height // (_LEAST_CHART + 1), 3)
+    if rows < 1:
         return []
-    rows = max(1, min(len(_CHARTS) // across, height // 7))
-    heights = split_width(height, (1,) * rows)
     widths = split_width(width, (1,) * across)
     names = iter(_CHARTS)
     lines: list[Line] = []
-    for row, tall in enumerate(heights):
-        boxes: list[list[Line]] = []
-        for wide in widths:
-            name = next(names)
-            inside = chart(model.history, name, wide - 4, tall - 2, context)
-            title = f"last {fmt.duration(context.span_s)}" if row == 0 and not boxes else ""
-            boxes.append(box(title, inside, wide, tall, context.glyphs))
-        lines += beside(boxes)
+    for tall in split_width(height, (1,) * rows):
+        lines += beside([chart_box(model, next(names), wide, tall, context) for wide in widths])
     return lines
 
 
@@ -153,7 +177,7 @@ def _journal_box(model: NodeModel, width: int, height: int, context: ViewContext
     ]
     if not lines:
         lines = [line(("nothing moved yet", "dim"))]
-    return box("what moved", lines, width, height, context.glyphs)
+    return box("moves and events", lines, width, height, context.glyphs)
 
 
 def _budget(model: NodeModel) -> float | None:

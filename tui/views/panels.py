@@ -6,12 +6,18 @@ panels out for the room there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.styled import Line, Part, drop, ends, fit, line
-from hisparsed.tui.views.drawing import BarSegment, ViewContext, bar, gauge, marks
+from hisparsed.tui.styled import Line, Part, ends, line
+from hisparsed.tui.views.drawing import (
+    WINDOW,
+    BarSegment,
+    ViewContext,
+    bar,
+    gauge,
+    marks,
+    now_value,
+)
 from hisparsed.tui.wire import Document, dig, items, number, text
 
 
@@ -59,54 +65,75 @@ def host_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]
         ("hisparse", context.glyphs.target),
         ("offload", context.glyphs.other_target),
     ):
-        lines.append(_pool_line(pools, pool, mark, width))
+        lines.append(_pool_line(pools, pool, mark, width, context))
     return [*lines, _moving_line(pools, context, width), _live_set_line(model, width)]
 
 
 def host_compact(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
-    """Five lines: the budget beside the marks, and what moves only while something does."""
+    """Four lines: targets and what moves only while something does."""
     lines = host_lines(model, width, context)
-    if len(lines) == 1:
-        return lines
     pools = dig(model.derived, "pools")
-    head = f"host budget {fmt.size(number(pools, 'budget_bytes'))}"
-    if not lines[0].plain[: len(head) + 1].strip():
-        lines[0] = line((head, "title")) + drop(lines[0], len(head))
-    moves = number(pools, "pending_bytes") or number(pools, "draining_bytes")
-    del lines[5 if moves else 4]
-    return lines
+    if len(lines) == 1 or not isinstance(pools, dict):
+        return lines
+    targets, bars, hisparse, offload, moving, live = lines
+    settled = all(
+        number(pools, f"{pool}.target_bytes") == number(pools, f"{pool}.capacity_bytes")
+        for pool in ("hisparse", "offload")
+    )
+    return [
+        *([] if settled else [targets]),
+        bars, hisparse, offload,
+        *([moving] if _moves(pools) else []),
+        live,
+    ]  # fmt: skip
 
 
-def _pool_line(pools: Document, pool: str, mark: str, width: int) -> Line:
+def _moves(pools: Document) -> bool:
+    names = ("pending_bytes", "draining_bytes", "reserve_bytes")
+    return any(number(pools, name) for name in names)
+
+
+_LEGENDS_FROM = 74
+"""The width in cells from which a pool's line has room for the signs of its bar."""
+
+
+def _pool_line(pools: Document, pool: str, mark: str, width: int, context: ViewContext) -> Line:
+    glyphs = context.glyphs
     capacity = number(pools, f"{pool}.capacity_bytes")
     target = number(pools, f"{pool}.target_bytes")
     to = "" if target == capacity else f" {mark}{fmt.size(target)}"
     used, cached = number(pools, f"{pool}.in_use_bytes"), number(pools, f"{pool}.cached_bytes")
+    signs = width >= _LEGENDS_FROM
     left = line(
         (f"{pool:<9}", pool),
         (f"{fmt.size(capacity):>9}", "strong"),
         (to, "warn"),
-        f"  {fmt.size(used)} used",
-        f", {fmt.size(cached)} reusable" if width >= 68 else "",
-    )
+        "  ", (f"{glyphs.in_use} " if signs else "", pool), f"{fmt.size(used)} used",
+        *((", ", (f"{glyphs.reusable} ", pool), f"{fmt.size(cached)} reusable") if signs else ()),
+    )  # fmt: skip
     reach = fmt.short(number(pools, f"{pool}.reach_tokens"))
-    return ends(left, line(("reach ", "dim"), (f"{reach:>6}", "strong"), (" tok", "dim")), width)
+    return ends(left, line(("reach ", "dim"), (f"{reach:>5}", "strong"), (" tokens", "dim")), width)
 
 
 def _moving_line(pools: Document, context: ViewContext, width: int) -> Line:
+    """What moves between the pools, and the signs of the bar."""
     glyphs = context.glyphs
     legend = line(
         (f"{glyphs.in_use} used {glyphs.reusable} reusable {glyphs.free} free ", "dim"),
         (f"{glyphs.target}{glyphs.other_target} targets", "dim"),
     )
-    pending, draining = number(pools, "pending_bytes"), number(pools, "draining_bytes")
-    reserve = number(pools, "reserve_bytes")
-    moving = line(
-        (f"P pending {fmt.size(pending)}  ", "warn" if pending else "dim"),
-        (f"D draining {fmt.size(draining)}", "warn" if draining else "dim"),
-        (f"  R reserve {fmt.size(reserve)}" if reserve else "", "dim"),
-    )
-    return ends(moving, legend, width) if width >= 78 else fit(moving, width)
+    parts: list[Part] = []
+    for sign, name, path in (
+        ("P", "pending", "pending_bytes"),
+        ("D", "draining", "draining_bytes"),
+        ("R", "reserve", "reserve_bytes"),
+    ):
+        amount = number(pools, path)
+        if amount:
+            role = "dim" if sign == "R" else "warn"
+            parts.append((f"{sign} {name} {fmt.size(amount)}  ", role))
+    moving = line(*parts) if parts else line(("nothing moves", "dim"))
+    return ends(moving, legend, width) if moving.cells + legend.cells < width else moving
 
 
 def _live_set_line(model: NodeModel, width: int) -> Line:
@@ -116,11 +143,10 @@ def _live_set_line(model: NodeModel, width: int) -> Line:
         role = "bad" if coverage < 0.5 else "warn" if coverage < 1 else "good"
     live = number(sessions, "live_sessions")
     left = line(
-        ("sessions ", "dim"),
         (fmt.whole(live), "strong"),
-        (" live, live set ", "dim"),
+        (" live sessions with ", "dim"),
         (fmt.short(number(sessions, "live_set_tokens")), "strong"),
-        (" tok", "dim"),
+        (" tokens", "dim"),
     )
     words = "nothing idle" if coverage is None and live is not None else fmt.ratio(coverage)
     low = " LOW" if coverage is not None and coverage < 1 else ""
@@ -179,11 +205,9 @@ def residency_bar(requests: object, width: int, context: ViewContext) -> Line:
 def budget_gauge(share: float | None, width: int, context: ViewContext) -> Line:
     """How much of a budget is used; over it reads as full."""
     role = "bad" if (share or 0) > 1 else "warn" if (share or 0) > 0.8 else "good"
-    return gauge(share, width, context.glyphs.in_use, role, free=context.glyphs.free)
+    return gauge(share, width, role, context.glyphs)
 
 
-_NOW_S = 10.0
-_WINDOW_S = 60.0
 _CURVE = (1.0, 1.5, 2.0, 3.0, 4.0)
 
 
@@ -233,20 +257,27 @@ def request_lines(model: NodeModel, width: int, context: ViewContext) -> list[Li
 
 def hot_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
     """Three lines: multiplier and misses, the predicted curve, H2D against its budget."""
-    hot, history = dig(model.observed, "hot"), model.history
-    miss = history.latest("miss", _WINDOW_S)
+    return [_hot_line(model, width), _curve_line(model), _h2d_line(model, width, context)]
+
+
+def hot_compact(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
+    """Two lines, without the predicted curve."""
+    return [_hot_line(model, width), _h2d_line(model, width, context)]
+
+
+def _hot_line(model: NodeModel, width: int) -> Line:
+    hot = dig(model.observed, "hot")
+    blocks = fmt.whole(number(hot, "lease_blocks"))
     head = line(
-        (fmt.multiplier(number(hot, "multiplier")), "strong"),
-        (f" top-k ({fmt.whole(number(hot, 'lease_blocks'))} blocks a group), ", "dim"),
+        ("hot buffers ", "dim"), (fmt.multiplier(number(hot, "multiplier")), "strong"),
+        (f" top-k, {blocks} blocks a group, " if width >= 70 else " top-k, ", "dim"),
         (fmt.whole(number(hot, "leased_requests")), "strong"), (" leased", "dim"),
     )  # fmt: skip
-    tail = line(
-        ("misses ", "dim"), (fmt.percent(miss, 1), "strong"), (" in 1m", "dim"),
-    )  # fmt: skip
+    tail = line(("misses ", "dim"), (now_value(model, "miss"), "strong"), (f" {WINDOW}", "dim"))
     sampled = dig(model.observed, "sampled_rows")
     if sampled is not None and dig(hot, "counted") is False:
         tail = _sampled(sampled)
-    return [ends(head, tail, width), _curve_line(model), _h2d_line(model, width, context)]
+    return ends(head, tail, width)
 
 
 def _sampled(sampled: object) -> Line:
@@ -280,64 +311,38 @@ def _curve_line(model: NodeModel) -> Line:
     return line(*parts)
 
 
+def h2d_share(model: NodeModel) -> float | None:
+    """Rows loaded to the GPU as a share of the policy's PCIe budget."""
+    rate, budget = model.history.latest("h2d"), number(model.policy, "value.hot.pcie_budget")
+    return rate / budget if rate is not None and budget else None
+
+
 def _h2d_line(model: NodeModel, width: int, context: ViewContext) -> Line:
-    rate = model.history.latest("h2d", _NOW_S)
-    budget = number(model.policy, "value.hot.pcie_budget")
-    share = rate / budget if rate is not None and budget else None
+    budget, share = number(model.policy, "value.hot.pcie_budget"), h2d_share(model)
+    of = f" of {fmt.per_second(budget)} {'PCIe budget ' if width >= 66 else ''}"
     words = line(
-        ("H2D ", "dim"), (f"{fmt.per_second(rate):>10}", "strong"),
-        (f" of {fmt.per_second(budget)} PCIe budget " if budget else " ", "dim"),
+        ("loaded ", "dim"), (now_value(model, "h2d"), "strong"), (f" {WINDOW}", "dim"),
+        (of if budget else " ", "dim"),
     )  # fmt: skip
     percent = line((f" {fmt.percent(share):>4}", "strong"))
     room = width - words.cells - percent.cells
-    if room < 6:
+    if room < 6 or share is None:
         return ends(words, percent, width)
     return words + budget_gauge(share, room, context) + percent
 
 
 def service_lines(model: NodeModel, width: int) -> list[Line]:
-    """Three lines: latency, throughput and prefix hits, over the last minute."""
-    history = model.history
+    """Two lines of rates and latencies, all over the same window."""
 
-    def value(name: str, show: Callable[[float | None], str]) -> str:
-        return show(history.latest(name, _WINDOW_S))
+    def value(name: str) -> tuple[str, str]:
+        return now_value(model, name), "strong"
 
-    latency = line(
-        ("TTFT ", "dim"), (value("ttft", fmt.duration), "strong"),
-        ("  ITL ", "dim"), (value("itl", fmt.duration), "strong"),
-    )  # fmt: skip
-    flow = line(
-        ("tok/s in ", "dim"), (value("prompt", fmt.short), "strong"),
-        ("  out ", "dim"), (value("tokens", fmt.short), "strong"),
-    )  # fmt: skip
-    prefix = line(
-        ("prefix hits ", "dim"), (value("prefix", lambda one: fmt.percent(one, 1)), "strong"),
-        ("  calls/s ", "dim"), (value("finished", fmt.short), "strong"),
-    )  # fmt: skip
-    since = line(
-        (f"since start {fmt.duration(number(model.derived, 'mean_ttft_s'))}", "dim"),
-    )  # fmt: skip
-    totals = line(
-        (f"{fmt.short(number(model.observed, 'tokens.generated_total'))} out in all", "dim"),
-    )  # fmt: skip
-    asked, hit = (
-        number(model.observed, "prefix.query_tokens_total"),
-        number(model.observed, "prefix.hit_tokens_total"),
-    )
-    over = line((f"{fmt.percent(hit / asked, 1)} in all" if asked and hit else "", "dim"))
-    return [ends(latency, since, width), ends(flow, totals, width), ends(prefix, over, width)]
-
-
-def service_line(model: NodeModel, width: int) -> Line:
-    """The same in one line, for small terminals."""
-    latest = model.history.latest
-    return fit(
-        line(
-            ("TTFT ", "dim"), (fmt.duration(latest("ttft", _WINDOW_S)), "strong"),
-            (" ITL ", "dim"), (fmt.duration(latest("itl", _WINDOW_S)), "strong"),
-            ("  tok/s in ", "dim"), (fmt.short(latest("prompt", _WINDOW_S)), "strong"),
-            (" out ", "dim"), (fmt.short(latest("tokens", _WINDOW_S)), "strong"),
-            ("  prefix hits ", "dim"), (fmt.percent(latest("prefix", _WINDOW_S)), "strong"),
-        ),
-        width,
-    )  # fmt: skip
+    latency = line(("first token ", "dim"), value("ttft"), ("  between ", "dim"), value("itl"))
+    flow = line(("tokens in ", "dim"), value("prompt"), ("  out ", "dim"), value("tokens"))
+    prefix = line(("prefix hits ", "dim"), value("prefix"))
+    calls = line(("calls finished ", "dim"), value("finished"))
+    window = line((f"all {WINDOW}", "dim"))
+    if latency.cells + flow.cells + prefix.cells + window.cells + 6 <= width:
+        gap = line("  ")
+        return [ends(latency + gap + flow + gap + prefix, window, width)]
+    return [ends(latency, calls, width), ends(flow, prefix, width)]

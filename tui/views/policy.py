@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from hisparsed.policy.decisions import reason_of
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.styled import Line, fit, line, wrap
+from hisparsed.tui.styled import Line, fit, hanging, line, wrap
 from hisparsed.tui.views.drawing import ViewContext
 from hisparsed.tui.wire import Document, dig, items, number, text
 
 LEVERS = ("split", "multiplier", "admission", "watermark")
+
+
+def effective_mode(model: NodeModel) -> str:
+    """What the levers may do now; of nodes that do not serve it, the policy's mode."""
+    return text(model.status, "policy.effective") or text(model.status, "policy.mode") or ""
 
 
 def lever_lines(model: NodeModel, width: int, context: ViewContext, *, rows: int = 1) -> list[Line]:
@@ -26,7 +31,7 @@ def lever_lines(model: NodeModel, width: int, context: ViewContext, *, rows: int
     column = max(len(one) for one in settings)
     lines: list[Line] = []
     for lever, setting in zip(found, settings, strict=True):
-        lever_line = _lever_line(lever, f"{setting:<{column}}")
+        lever_line = _lever_line(lever, f"{setting:<{column}}", why=rows == 1)
         lines.append(fit(lever_line, width, more=context.glyphs.more))
         if rows > 1:
             sentence = wrap(text(lever, "sentence") or "", width - 2, "dim")[: rows - 1]
@@ -44,21 +49,43 @@ def _setting(model: NodeModel, lever: Document, context: ViewContext) -> str:
     return f"{shown} {context.glyphs.arrow} {_shown(model, name, wanted)}"
 
 
-def _lever_line(lever: Document, setting: str) -> Line:
+def _lever_line(lever: Document, setting: str, *, why: bool) -> Line:
+    """Ends in the reason: where the screen cuts the line, the words of the reason are cut last."""
     mode, reason = text(lever, "mode") or "", text(lever, "reason") or ""
     name = text(lever, "lever") or ""
     known = reason_of(reason)
     moves = dig(lever, "current") != dig(lever, "wanted") or (known is not None and known.acts)
     limited = text(lever, "limited_by")
+    words, _ = why_and_what(text(lever, "sentence") or "") if why else ("", "")
     return line(
         (f"{name:<11}", "title"),
         (f"{mode:<7}", "" if mode == "act" else "warn"),
         (f"{setting}  ", "strong"),
+        ("FROZEN " if dig(lever, "frozen") else "", "warn"),
+        ("NEEDS RESTART " if dig(lever, "pending_restart") else "", "warn"),
         (reason, "accent" if moves else ""),
         (f" (limited: {limited})" if limited and limited != reason else "", "dim"),
-        (" FROZEN" if dig(lever, "frozen") else "", "warn"),
-        (" NEEDS RESTART" if dig(lever, "pending_restart") else "", "warn"),
+        (f": {words}" if words else "", "dim"),
     )
+
+
+_HELD = ("Hold", "Leave")
+"""How sentences begin that hold a lever, with the reason behind a colon."""
+
+
+def why_and_what(sentence: str) -> tuple[str, str]:
+    """A decision's sentence in two: the reason, and what is done or kept because of it.
+
+    For tables, whose lines may be cut: they begin with the reason.
+    """
+    body = sentence.strip().removesuffix(".")
+    what, because, why = body.partition(", because ")
+    if because:
+        return why, what[:1].lower() + what[1:]
+    head, colon, rest = body.partition(": ")
+    if colon and head.split(" ")[0] in _HELD:
+        return rest, ""
+    return body, ""
 
 
 def _shown(model: NodeModel, lever: str, value: object) -> str:
@@ -112,17 +139,47 @@ def policy_rows(model: NodeModel, search: str = "", *, now_s: float = 0.0) -> li
     return rows
 
 
-def policy_row_line(row: PolicyRow) -> Line:
+def policy_row_line(model: NodeModel, row: PolicyRow, width: int) -> Line:
     role = "warn" if row.overridden else ""
     plain = row.origin in ("default", "document")
+    wide = width >= _MEANINGS_FROM
+    origin = f"{row.origin:<{_ORIGIN_WIDTH}} " if wide else row.origin
+    about = dig(model.keys, "keys")
+    meaning = text(about.get(row.key), "meaning") if wide and isinstance(about, dict) else None
     return line(
         (f"{row.key:<{KEY_WIDTH}} ", role),
         (f"{row.value:<{VALUE_WIDTH}} ", "strong"),
-        (row.origin, "dim" if plain else role or "accent"),
+        (origin, "dim" if plain else role or "accent"),
+        ((meaning or "").replace("`", ""), "dim"),
     )
 
 
-POLICY_TITLES = f"{'key':<{KEY_WIDTH + 1}}{'value':<{VALUE_WIDTH + 1}}from"
+_MEANINGS_FROM = 110
+"""The width in cells from which rows have room for what a key means."""
+_ORIGIN_WIDTH = 16
+
+
+def policy_titles(width: int) -> str:
+    """The line above the rows."""
+    head = f"{'key':<{KEY_WIDTH + 1}}{'value':<{VALUE_WIDTH + 1}}"
+    return (
+        f"{head}{'from':<{_ORIGIN_WIDTH + 1}}meaning" if width >= _MEANINGS_FROM else f"{head}from"
+    )
+
+
+def key_lines(model: NodeModel, key: str, width: int) -> list[Line]:
+    """What may be written for a key, its default, when it takes effect, and what it means."""
+    keys = dig(model.keys, "keys")
+    about = keys.get(key) if isinstance(keys, dict) else None
+    if not isinstance(about, dict):
+        why = "this node does not say" if model.keys is None else "not a key that can be set"
+        return [line((f"{key}: ", "title"), (f"what it means: {why}", "dim"))]
+
+    def words(name: str) -> str:
+        return (text(about, name) or fmt.UNKNOWN).replace("`", "")
+
+    facts = f"{words('values')}; default {words('default')}; takes effect: {words('applies')}"
+    return [*hanging(line((f"{key}  ", "title")), facts, width), *wrap(words("meaning"), width)]
 
 
 def summary_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
@@ -133,7 +190,7 @@ def summary_lines(model: NodeModel, width: int, context: ViewContext) -> list[Li
     place = line(("policy ", "dim"), (path or fmt.UNKNOWN, "strong"))
     version = line(
         (f"generation {fmt.setting(model.generation)} ({content_hash[:_HASH_SHOWN]})", "dim"),
-        ("  mode ", "dim"), (text(status, "policy.mode") or fmt.UNKNOWN, "strong"),
+        ("  mode ", "dim"), (effective_mode(model) or fmt.UNKNOWN, "strong"),
         (_loaded(document), "dim"),
     )  # fmt: skip
     fits = place.cells + 2 + version.cells <= width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hisparsed.tui import format as fmt
@@ -154,13 +154,61 @@ def _on_gpu(share: float | None, cells: int, context: ViewContext) -> Line:
     )
 
 
+_RESIDENCIES = {
+    "full": "all its pages are on the GPU",
+    "mixed": "some of its pages are on the GPU, the others in host memory only",
+    "none": "its pages are in host memory, but for the last ones",
+}
+_IN_WORDS = frozenset(
+    {
+        "request_id", "state", "age_s", "preemptions", "context_tokens", "computed_tokens",
+        "residency", "resident_share", "hot_rows", "hot_capacity_rows", "references", "resident",
+        "hits", "loads",
+    }
+)  # fmt: skip
+
+
 def request_detail(row: Document, width: int) -> list[Line]:
-    """Everything that the node tells of a request."""
-    return [
-        one
-        for name, value in row.items()
-        for one in hanging(line((f"{name:<20}", "dim")), fmt.setting(value), width)
-    ]
+    """Everything that the node tells of a request, in words; never its prompt."""
+    lines = []
+    for name, words in _in_words(row):
+        lines += hanging(line((f"{name:<12}", "dim")), words, width)
+    # What a later version of the node adds is shown as it is.
+    for key, value in row.items():
+        if key not in _IN_WORDS:
+            lines += hanging(line((f"{key:<20}", "dim")), fmt.setting(value), width)
+    return lines
+
+
+def _in_words(row: Document) -> Iterator[tuple[str, str]]:
+    yield "request", text(row, "request_id") or fmt.UNKNOWN
+    preempted = number(row, "preemptions")
+    times = "" if preempted is None else f", preempted {fmt.counted(preempted, 'time')}"
+    age = fmt.duration(number(row, "age_s"))
+    yield "state", f"{text(row, 'state') or fmt.UNKNOWN}; came {age} ago{times}"
+    context, computed = number(row, "context_tokens"), number(row, "computed_tokens")
+    yield "context", f"{fmt.whole(context)} tokens, {fmt.whole(computed)} of them computed"
+    residency = text(row, "residency")
+    if residency is not None:
+        means = _RESIDENCIES.get(residency, "")
+        share = fmt.percent(number(row, "resident_share"))
+        yield "residency", f"{residency}: {means} ({share} of its pages on the GPU)"
+    held, capacity = number(row, "hot_rows"), number(row, "hot_capacity_rows")
+    if capacity:
+        used = fmt.percent((held or 0) / capacity)
+        yield "hot buffer", f"{fmt.whole(held)} of {fmt.whole(capacity)} rows filled ({used})"
+    read = number(row, "references")
+    if read:
+        parts = ", ".join(
+            f"{fmt.whole(number(row, key))} {words} "
+            f"({fmt.percent((number(row, key) or 0) / read, 1)})"
+            for key, words in (
+                ("resident", "on the GPU already"),
+                ("hits", "in its hot buffer"),
+                ("loads", "loaded from host memory"),
+            )
+        )
+        yield "rows read", f"{fmt.whole(read)} in all: {parts}"
 
 
 def summary_line(model: NodeModel, order: Order, shown: int) -> Line:

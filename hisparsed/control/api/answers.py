@@ -120,6 +120,22 @@ class PolicyInForce(_Answer):
     last_error: str | None
 
 
+class KeyWords(_Answer):
+    """One key of the policy in words; what is typed stands in backticks."""
+
+    values: str
+    """What may be written, with its bounds."""
+    default: str
+    applies: str
+    """When a new value takes effect."""
+    meaning: str
+
+
+class PolicyKeys(_Answer):
+    keys: dict[str, KeyWords]
+    """Every key that can be set, in the order of the document."""
+
+
 class ProblemView(_Answer):
     line: int | None
     key: str

@@ -13,7 +13,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hisparsed.control.api.answers import Changed, Judgement, PolicyInForce, Reloaded, ValueSet
+from hisparsed.control.api.answers import (
+    Changed,
+    Judgement,
+    PolicyInForce,
+    PolicyKeys,
+    Reloaded,
+    ValueSet,
+)
 from hisparsed.control.api.endpoint import ActorBody, Endpoint, Handler, parse_body
 from hisparsed.control.api.errors import ApiError
 from hisparsed.control.api.socket import recorded_actor
@@ -27,7 +34,7 @@ from hisparsed.policy.keys import PendingRestart, changes, settable_keys
 from hisparsed.policy.problems import ConfigError, key_text, refuse
 from hisparsed.policy.schedules import LONGEST_S, SetValue
 from hisparsed.policy.schema import Mode
-from hisparsed.policy.schema_docs import policy_json_schema
+from hisparsed.policy.schema_docs import key_help, policy_json_schema
 from hisparsed.policy.signals import Lever
 from hisparsed.policy.units import format_duration
 
@@ -162,6 +169,12 @@ class PolicyApi:
                 summary="JSON Schema of the policy document.",
                 answer=dict[str, Any],
             ),
+            Endpoint(
+                "/v1/policy/keys",
+                self.keys,
+                summary="Every key of the policy document: values, default, meaning.",
+                answer=PolicyKeys,
+            ),
             *(
                 Endpoint(
                     f"/v1/policy/{word}",
@@ -242,6 +255,9 @@ class PolicyApi:
 
     async def schema(self, request: Request) -> Response:
         return JSONResponse(policy_json_schema())
+
+    async def keys(self, request: Request) -> Response:
+        return JSONResponse({"keys": {name: asdict(one) for name, one in key_help().items()}})
 
     async def judge(self, request: Request) -> Response:
         body = await parse_body(request, _DocumentBody)

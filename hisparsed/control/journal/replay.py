@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -79,9 +79,10 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """One lever of one tick where the policies decide differently."""
+    """One lever where the policies decide differently, in the same way tick after tick."""
 
     at_unix_s: float
+    """Of the first of these ticks."""
     tick: int
     lever: Lever
     current: float | str
@@ -91,7 +92,18 @@ class Parting:
     replayed: str
     replayed_wanted: float | str
     sentence: str
-    """What the other policy says."""
+    """What the other policy says, in the first of these ticks."""
+    ticks: int = 1
+    last_unix_s: float = 0.0
+    """Of the last of these ticks."""
+
+    def goes_on(self, other: Parting) -> bool:
+        """Whether ``other``, of the same lever and the next tick, says the same."""
+        return self._decided == other._decided
+
+    @property
+    def _decided(self) -> tuple[float | str, ...]:
+        return (self.recorded, self.recorded_wanted, self.replayed, self.replayed_wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +141,8 @@ def replay_journal(
 ) -> Replay:
     """Replay a journal file, or the one in a state folder; any node's will do.
 
-    ``last_s`` takes only the end of the recording. Raises ``UserError`` when there is no
+    ``last_s`` takes only the end of the recording, ``first`` is how many differences are kept, each
+    of as many ticks as it lasts. Raises ``UserError`` when there is no
     recording to read.
     """
     file = path / FILE_NAME if path.is_dir() else path
@@ -153,7 +166,7 @@ def _replay(
 ) -> Replay:
     total, unreadable, parted = 0, 0, 0
     runs: set[str] = set()
-    shown: list[Parting] = []
+    shown = _Shown(first)
     tallies = {lever: _Tally() for lever in Lever}
     memory, pressure, run, number = Memory(), Pressure.LOW, None, 0
     begin = end = 0.0
@@ -171,17 +184,17 @@ def _replay(
         effective = policy.variants[policy.active(tick.at_unix_s, pressure)]
         decision, memory = decide(effective, tick.snapshot, memory)
         pressure = pressure_now(policy.loaded.value, tick.snapshot, pressure)
-        differing = [
-            _parting(tick, old, new)
+        differing = {
+            old.lever: _parting(tick, old, new)
             for old in tick.decision.levers
             if tallies[old.lever].take(old, new := decision.of(old.lever))
-        ]
+        }
         parted += bool(differing)
-        shown += differing[: max(0, first - len(shown))]
+        shown.take(differing)
     if not total:
         raise _NothingRecordedError
     levers = {lever: tally.result() for lever, tally in tallies.items() if tally.seen}
-    return Replay(total, unreadable, len(runs), begin, end, parted, tuple(shown), levers)
+    return Replay(total, unreadable, len(runs), begin, end, parted, tuple(shown.partings), levers)
 
 
 def _ticks(database: sqlite3.Connection, last_s: float | None) -> Iterator[Tick | None]:
@@ -214,7 +227,33 @@ def _parting(tick: Tick, old: LeverDecision, new: LeverDecision) -> Parting:
         replayed=new.reason.value,
         replayed_wanted=new.wanted,
         sentence=new.sentence,
+        last_unix_s=tick.at_unix_s,
     )
+
+
+class _Shown:
+    """The first ``most`` differences; one that goes on in the next tick is not another one."""
+
+    def __init__(self, most: int) -> None:
+        self.partings: list[Parting] = []
+        self._most = most
+        self._last: dict[Lever, tuple[Parting, int | None]] = {}
+        """What each lever's difference was in the last tick, and its place in ``partings``."""
+
+    def take(self, differing: Mapping[Lever, Parting]) -> None:
+        before, self._last = self._last, {}
+        for lever, one in differing.items():
+            last, place = before.get(lever, (None, None))
+            if last is None or not last.goes_on(one):
+                place = len(self.partings) if len(self.partings) < self._most else None
+                if place is not None:
+                    self.partings.append(one)
+            elif place is not None:
+                whole = self.partings[place]
+                self.partings[place] = replace(
+                    whole, ticks=whole.ticks + 1, last_unix_s=one.at_unix_s
+                )
+            self._last[lever] = (one, place)
 
 
 class _Tally:

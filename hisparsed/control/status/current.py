@@ -31,7 +31,7 @@ from hisparsed.control.status.document import (
     Status,
 )
 from hisparsed.engine.gpus import GpusStatus
-from hisparsed.policy.decisions import Decision, Reason
+from hisparsed.policy.decisions import Decision, Reason, effective_text
 from hisparsed.policy.derived import derive
 from hisparsed.policy.keys import PendingRestart
 from hisparsed.policy.schema import Policy
@@ -66,6 +66,7 @@ def lever_statuses(
 
 
 _EVENTS_SHOWN = 5
+_REPORTING = (EngineState.SERVING, EngineState.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,20 +203,27 @@ class CurrentStatus:
     def status(self) -> Status:
         """The document of this moment; the report's age is of now, not of the last tick."""
         last, said, health = self._last, self._said, self._journal.health
+        engine = self._sources.engine()
+        # What a dead engine reported is no figure of now.
+        reported = last if engine is None or engine.state in _REPORTING else None
         active = self._source.active
         frozen = self._holds.frozen
+        policy = self._holds.over(self._source.in_force.policy)
         return Status(
             at_unix_s=self._wall_clock(),
             node=self.node,
             lifecycle=self.lifecycle,
-            observed=self._observed(last) if last is not None else None,
-            derived=derive(last.record.snapshot) if last is not None else None,
-            levers=lever_statuses(last.policy, last.record.decision, frozen) if last else [],
+            observed=self._observed(reported) if reported is not None else None,
+            derived=derive(reported.record.snapshot) if reported is not None else None,
+            levers=lever_statuses(policy, last.record.decision, frozen) if last else [],
             policy=PolicyStatus(
                 path=str(active.path),
                 generation=active.generation,
                 content_hash=active.content_hash,
                 mode=self._source.in_force.policy.mode,
+                effective=effective_text(
+                    (policy.mode_of(lever).value, lever in frozen) for lever in Lever
+                ),
                 overridden=dict(self._holds.modes),
                 frozen=[lever for lever in Lever if lever in frozen],
                 reload_failures=self._source.reload_failures,
@@ -245,7 +253,7 @@ class CurrentStatus:
             stalled=last.stalled if last else None,
             canary=self._sources.canary(),
             doctor=self._sources.doctor(),
-            engine=self._sources.engine(),
+            engine=engine,
             gpus=self._sources.gpus(),
             not_kept=self._sources.not_kept(),
             background=self._sources.background(),

@@ -140,6 +140,8 @@ class _Part(BaseModel):
 class NodeInfo(_Part):
     """What does not change while the daemon lives."""
 
+    name: str = ""
+    """What people call it: the machine's name and the port of its API."""
     kind: str
     """cuda, reference or simulated."""
     model: str
@@ -174,6 +176,8 @@ class PolicyStatus(_Part):
     content_hash: str
     mode: Mode
     """That of the policy in force."""
+    effective: str = ""
+    """What the levers may do now, modes and freezes together: `act`, `advise`, `frozen 2/4`."""
     overridden: dict[Lever, Mode]
     """Modes that an operator set above the document."""
     frozen: list[Lever]
@@ -277,7 +281,7 @@ class Status(_Part):
     lifecycle: Lifecycle
     observed: Snapshot | None
     """The last tick's snapshot without the hot buffers of single requests; ``None`` before the
-    first report. ``report_age_s`` is of now."""
+    first report and while there is no engine. ``report_age_s`` is of now."""
     derived: Derived | None = None
     """What follows from ``observed``."""
     levers: list[LeverStatus]

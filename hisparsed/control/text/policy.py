@@ -88,8 +88,13 @@ def changes_text(changes: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def judgement_text(file: str, answer: Mapping[str, Any], *, node: str | None) -> str:
-    """Whether ``file`` could be the policy, with every problem; ``node`` says who judged."""
+def judgement_text(
+    file: str, answer: Mapping[str, Any], *, node: str | None, not_compared: str
+) -> str:
+    """Whether ``file`` could be the policy, with every problem and what it would change.
+
+    ``node`` says who judged; ``not_compared`` why nobody did where it is ``None``.
+    """
     lines = []
     for one in answer["problems"]:
         place = f"{file}:{one['line']}" if one["line"] else file
@@ -97,11 +102,15 @@ def judgement_text(file: str, answer: Mapping[str, Any], *, node: str | None) ->
         lines.append(f"{place}: {key}{one['message']}")
     if answer["ok"]:
         lines.append(f"{file} is valid.")
-        lines.append(
-            "No daemon was asked, so the sizes of a node were not checked."
-            if node is None
-            else f"The node on {node} could run it; it would change {_count(answer['changes'])}."
-        )
+        if node is None:
+            lines += [
+                f"Not compared: the sizes of a node, and the policy in force ({not_compared}).",
+            ]
+        else:
+            changes = answer["changes"]
+            would = f"it would change {_count(changes)}{':' if changes else '.'}"
+            lines.append(f"The node on {node} could run it; {would}")
+            lines += [f"    {line}" for line in changes_text(changes).splitlines() if changes]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -228,7 +237,10 @@ def _replay_lines(replay: Replay) -> Iterator[str]:
     yield from textwrap.wrap(_CAVEAT, _REPLAY_WIDTH)
     for one in replay.first:
         yield ""
-        yield f"{clock_text(one.at_unix_s)}  tick {one.tick}  {one.lever}"
+        lasts = ""
+        if one.ticks > 1:
+            lasts = f"  the same in {one.ticks:,} ticks, until {clock_text(one.last_unix_s)}"
+        yield f"{clock_text(one.at_unix_s)}  tick {one.tick}  {one.lever}{lasts}"
         yield f"    recorded  {one.recorded}, wanted {setting_text(one.recorded_wanted)}"
         yield f"    replayed  {one.replayed}, wanted {setting_text(one.replayed_wanted)}"
         yield from textwrap.wrap(

@@ -92,7 +92,7 @@ def _lines(status: Status, width: int) -> Iterator[str]:
     if status.stalled is not None:
         yield f"  STALLED  {status.stalled}"
     if status.observed is None or status.derived is None:
-        yield "report     none of the engine yet"
+        yield "report     none: there is no engine, or it has not reported yet"
     else:
         yield from _observed(status.observed, status.derived, status, width)
     if status.gpus is not None:
@@ -276,7 +276,7 @@ def _gpus(gpus: GpusStatus) -> str:
 def _policy(policy: PolicyStatus, levers: list[LeverStatus]) -> Iterator[str]:
     yield (
         f"policy     generation {policy.generation} ({policy.content_hash[:_HASH_SHOWN]}), mode "
-        f"{policy.mode}, {policy.path}"
+        f"{policy.effective or policy.mode}, {policy.path}"
     )
     if policy.last_error is not None:
         first = policy.last_error.splitlines()[0]

@@ -79,7 +79,7 @@ async def _launch(
         folder.mkdir(parents=True, exist_ok=True)
         config, most = values.config, values.max_multiplier
         require_startable(config, node.kind, max_multiplier=most)
-        frontend = frontend_arguments(config, node.kind)
+        frontend = frontend_arguments(config)
         handle = launch_engine(
             config, node.kind, max_multiplier=most, context_limit=node.context_limit
         )

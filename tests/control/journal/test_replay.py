@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import MISSING, fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -61,6 +62,20 @@ def test_another_policy_parts_at_the_first_tick_where_it_must(node: Any, journal
     assert "does not react to the other policy" in " ".join(page.split())
     assert "recorded  OffloadShortOfReach" in page
     assert "replayed  AdviseOnly" in page
+
+
+def test_what_goes_on_tick_after_tick_is_one_difference(node: Any, journal: Path) -> None:
+    text = node.policy_path.read_text().replace("mode: act", "mode: off")
+    found = replay(journal, text, first=100)
+    split = [one for one in found.first if one.lever is Lever.SPLIT]
+    assert sum(one.ticks for one in split) == found.levers[Lever.SPLIT].parted == TICKS
+    assert not any(before.goes_on(after) for before, after in pairwise(split))
+    longest = max(split, key=lambda one: one.ticks)
+    assert longest.ticks > 1
+    assert longest.last_unix_s - longest.at_unix_s == longest.ticks - 1
+    assert f"the same in {longest.ticks} ticks, until " in replay_text(found)
+    (first,) = replay(journal, text, first=1).first
+    assert first == found.first[0], "as long as it lasts, however few are shown"
 
 
 def test_another_target_for_the_same_reason_is_a_difference(node: Any, journal: Path) -> None:

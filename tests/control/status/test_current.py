@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from hisparsed.control.status.document import EngineLifeStatus, EngineState
+from hisparsed.control.text.status import status_page
+from hisparsed.policy.schema import Mode
 from hisparsed.policy.signals import GpuPool, Lever, Progress, Requests
 
 POLICY = "version: 1\nstall_after: 10s\nlevers: {split: {mode: 'off'}}\n"
@@ -72,3 +75,29 @@ async def test_progress_makes_the_node_ready_again(node: Any) -> None:
     node.engine.changes["progress"] = Progress(7, 10_000)
     await node.ticks(1)
     assert node.current.unready() is None
+
+
+async def test_the_effective_mode_joins_modes_and_freezes(node: Any) -> None:
+    await node.ticks(1)
+    assert node.current.status().policy.effective == "off 1/4"
+    node.operator.set_mode([Lever.MULTIPLIER, Lever.ADMISSION], Mode.ADVISE, actor="ann")
+    node.operator.freeze([Lever.WATERMARK], actor="ann")
+    status = node.current.status()
+    assert status.policy.effective == "advise 2/4, off 1/4, frozen 1/4"
+    assert [one.mode for one in status.levers] == ["off", "advise", "advise", "act"], "at once"
+    assert "mode advise 2/4, off 1/4, frozen 1/4, " in status_page(status, width=200)
+    node.operator.freeze(Lever, actor="ann")
+    assert node.current.status().policy.effective == "off 1/4, frozen 3/4"
+
+
+@pytest.mark.parametrize("state", EngineState)
+async def test_a_dead_engine_has_no_load(node: Any, state: EngineState) -> None:
+    await node.ticks(1)
+    node.engine_life = EngineLifeStatus(state=state, since_unix_s=0, sentence="")
+    reports = state in (EngineState.SERVING, EngineState.DRAINING)
+    status = node.current.status()
+    assert (status.observed is not None, status.derived is not None) == (reports, reports)
+    assert ("report     none: " in status_page(status)) == (not reports)
+    gauges = {sample.name for family in node.metrics.collect() for sample in family.samples}
+    assert ("hisparsed_host_budget_bytes" in gauges) == reports
+    assert "hisparsed_policy_generation" in gauges

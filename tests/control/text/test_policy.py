@@ -46,7 +46,7 @@ def test_check_works_without_a_daemon(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["policy", "check", good, "--offline"])
     assert result.exit_code == 0
     assert "other.yaml is valid" in result.stdout
-    assert "sizes of a node were not checked" in result.stdout
+    assert "Not compared: the sizes of a node, and the policy in force" in result.stdout
 
 
 def test_check_shows_every_mistake_with_its_line(tmp_path: Path) -> None:
@@ -73,10 +73,27 @@ async def test_check_asks_the_node_when_there_is_one(served: Any) -> None:
     assert offline.exit_code == 0
 
 
-async def test_a_daemon_that_was_named_must_answer(node: Any) -> None:
+async def test_check_without_a_daemon_says_what_it_could_not_compare(node: Any) -> None:
     good = write(node.folder, "version: 1\n")
     result = await command(node, "policy", "check", good)
-    assert isinstance(result.exception, UserError)
+    assert result.exit_code == 0, "the document is not to blame"
+    said = " ".join(result.stdout.split())
+    assert "other.yaml is valid" in said
+    assert "Not compared: the sizes of a node, and the policy in force (no daemon answers" in said
+    document = await answer(node, "policy", "check", good)
+    assert document["ok"]
+    assert document["node"] is None
+    assert "no daemon answers" in document["not_compared"]
+    bad = write(node.folder, "version: 1\ntick: soon\n")
+    assert isinstance((await command(node, "policy", "check", bad)).exception, ConfigError)
+
+
+async def test_check_names_what_would_change(served: Any) -> None:
+    text = served.policy_path.read_text().replace("window: 3s", "window: 4s")
+    result = await command(served, "policy", "check", write(served.folder, text))
+    assert "it would change 1 key:\n    rebalance.window  3s  ->  4s\n" in result.stdout
+    same = await command(served, "policy", "check", str(served.policy_path))
+    assert same.stdout.endswith("it would change nothing.\n")
 
 
 async def test_diff_says_what_would_change(served: Any) -> None:
@@ -214,10 +231,10 @@ async def test_explain_wraps_to_the_terminal(served: Any, monkeypatch: pytest.Mo
     served.engine.target = 10
     await served.ticks(3)
     monkeypatch.setenv("COLUMNS", "60")
-    narrow = (await command(served, "explain", "--lever", "split")).stdout
+    narrow = (await command(served, "explain", "split")).stdout
     assert max(len(line) for line in narrow.splitlines()) <= 60
     monkeypatch.setenv("COLUMNS", "300")
-    wide = (await command(served, "explain", "--lever", "split")).stdout
+    wide = (await command(served, "explain", "split")).stdout
     assert 60 < max(len(line) for line in wide.splitlines()) <= 100
     assert narrow.split() == wide.split()
 
@@ -227,6 +244,6 @@ async def test_explain_since_is_not_cut_at_twenty(
 ) -> None:
     await served.ticks(30)
     monkeypatch.setattr("time.time", served.clock.wall)
-    document = await answer(served, "explain", "--all", "--lever", "split", "--since", "25s")
+    document = await answer(served, "explain", "--all", "split", "--since", "25s")
     assert len(document["decisions"]) == 25
-    assert len((await answer(served, "explain", "--all", "--lever", "split"))["decisions"]) == 20
+    assert len((await answer(served, "explain", "--all", "split"))["decisions"]) == 20

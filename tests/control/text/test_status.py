@@ -179,7 +179,7 @@ async def test_modes_are_listed_in_the_order_of_the_levers(served: Any) -> None:
 async def test_the_status_page_before_the_first_report(node: Any) -> None:
     node.lifecycle = Lifecycle.STARTING
     page = status_page(node.current.status())
-    assert "report     none of the engine yet" in page
+    assert "report     none: there is no engine, or it has not reported yet" in page
     assert "starting" in page
 
 
@@ -244,9 +244,13 @@ async def test_explain_tells_moves_with_figures_in_order(served: Any) -> None:
 async def test_explain_filters(served: Any) -> None:
     served.engine.target = 10
     await served.ticks(6)
-    one = json.loads((await command(served, "explain", "--lever", "split", "--json")).stdout)
+    one = json.loads((await command(served, "explain", "split", "--json")).stdout)
     assert {view["lever"] for view in one["decisions"]} == {"split"}
     assert one["events"] == []
+    both = await command(served, "explain", "split", "admission", "--all", "--last", "5", "--json")
+    views = json.loads(both.stdout)["decisions"]
+    assert {view["lever"] for view in views} == {"split", "admission"}
+    assert [view["tick"] for view in views] == [6, 6, 5, 5, 4]
     every = await command(served, "explain", "--all", "--last", "100", "--json")
     assert len(json.loads(every.stdout)["decisions"]) == 24
     nothing = await command(served, "explain", "--code", "PendingRestart")
@@ -265,7 +269,7 @@ async def test_explain_since_looks_back_from_now(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--lever", "brakes"], "use one of split, multiplier"),
+        (["brakes"], "use one of split, multiplier"),
         (["--code", "Because"], "OffloadShortOfReach"),
         (["--since", "yesterday"], "write 30s, 10m or 1h30m"),
     ],
