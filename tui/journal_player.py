@@ -15,11 +15,11 @@ from dataclasses import asdict
 from typing import Any
 
 from hisparsed.policy.decisions import Reason, effective_text, reason_of
-from hisparsed.policy.derived import derive
+from hisparsed.policy.derived import HISTORY, derive
 from hisparsed.policy.signals import Snapshot
 from hisparsed.tui import format as fmt
 from hisparsed.tui import updates
-from hisparsed.tui.history import SPAN_S
+from hisparsed.tui.history import FINE_SPAN_S, SPAN_S, values_of
 from hisparsed.tui.journal_reader import JournalReader, RecordedTick
 from hisparsed.tui.options import ViewError
 from hisparsed.tui.wire import Document, build, dig, items, number, text
@@ -125,7 +125,9 @@ def whole_tick(tick: RecordedTick, later: list[RecordedTick]) -> Document:
 SPEEDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1_000.0)
 FRAME_S = 0.25
 _SEEK_S = {"back": -30.0, "on": 30.0, "far_back": -600.0, "far_on": 600.0}
-_HISTORY_SAMPLES = 700
+_COARSE_SAMPLES = 200
+_FINE_SAMPLES = 100
+"""Of the last two hours and of the last five minutes: no chart has many more columns."""
 _DECISIONS_BEFORE = 200
 _EVENTS_BEFORE = 100
 _MOST_TICKS_A_FRAME = 200
@@ -133,6 +135,15 @@ _EFFECT_S = 60.0
 _LATER_TICKS = 40
 
 OnUpdate = Callable[[updates.Update], None]
+
+
+def _samples(first: int, last: int, most: int) -> range:
+    """Places from ``first`` to ``last``, at most twice ``most``, in steps of a power of two: the
+    same ones wherever the range begins."""
+    step = 1
+    while (last - first) // step > 2 * most:
+        step *= 2
+    return range(-(-first // step) * step, last + 1, step)
 
 
 class JournalPlayer:
@@ -147,14 +158,17 @@ class JournalPlayer:
     ) -> None:
         self.reader = reader
         self.want_requests = False
-        self.playing = True
+        self.playing = False
         self.speed = 1.0
-        self.at_s = reader.times[0]
+        self.at_s = reader.times[-1]
         """The journal's time that is shown."""
         self._clock = clock
         self._sleep = sleep
         self._on_update: OnUpdate = lambda _: None
         self._next = 0
+        self._rows: dict[int, list[float | None] | None] = {}
+        self._policy: int | None = None
+        """Number of the policy that was sent; 0 where the journal holds none."""
 
     @property
     def begin_s(self) -> float:
@@ -210,7 +224,12 @@ class JournalPlayer:
         self._on_update(updates.RequestUpdate(None, "a journal does not hold single requests"))
 
     def refresh_policy(self) -> None:
-        """A journal holds the policy's hash only."""
+        """The policy of the time that is shown, unless it is there already."""
+        found = self.reader.policy_at(self.at_s)
+        kept, document = found if found is not None else (0, {})
+        if kept != self._policy:
+            self._policy = kept
+            self._on_update(updates.PolicyUpdate(document))
 
     def refresh_decisions(self, lever: str | None, code: str | None) -> None:
         """The latest ticks whole; what fits them is the page's to choose."""
@@ -262,21 +281,38 @@ class JournalPlayer:
             self._on_update(updates.StatusUpdate(status_document(tick, self.begin_s)))
         begin_s = self.reader.times[first - 1] if first else self.begin_s - 1
         self._send_events(begin_s, self.at_s)
+        self.refresh_policy()
 
     def seek(self, at_s: float) -> None:
         """Jump, and show the two hours before."""
         self.at_s = max(self.begin_s, min(self.end_s, at_s))
         last = self.reader.place_at(self.at_s)
         first = max(0, self.reader.place_at(self.at_s - SPAN_S))
+        fine = max(first, self.reader.place_at(self.at_s - FINE_SPAN_S))
         self._next = last + 1
         self._on_update(updates.StartOver())
-        step = max(1, (last - first + 1) // _HISTORY_SAMPLES)
-        places = sorted({*range(first, last + 1, step), *range(max(first, last - 60), last + 1)})
-        for tick in self._read(places):
+        places = {*_samples(first, last, _COARSE_SAMPLES), *_samples(fine, last, _FINE_SAMPLES)}
+        rows = [row for place in sorted(places) if (row := self._row(place)) is not None]
+        columns = ["at_unix_s", *HISTORY]
+        self._on_update(updates.HistoryUpdate({"columns": columns, "rows": rows}))
+        for tick in self._read([last]):
             self._on_update(updates.StatusUpdate(status_document(tick, self.begin_s)))
         moves = self._moves_in(first, last + 1)[-_DECISIONS_BEFORE:]
         self._send_decisions(self._read(moves), every=False)
         self._send_events(self.at_s - SPAN_S, self.at_s)
+        self._policy = None
+        self.refresh_policy()
+
+    def _row(self, place: int) -> list[float | None] | None:
+        """A sample for the charts. Kept, since jumps show much of the same time again."""
+        if place not in self._rows:
+            snapshot = self.reader.snapshot(place)
+            self._rows[place] = None if snapshot is None else self._sample(place, snapshot)
+        return self._rows[place]
+
+    def _sample(self, place: int, snapshot: Document) -> list[float | None]:
+        shown = {"observed": snapshot, "derived": _derived(snapshot)}
+        return [self.reader.times[place], *values_of(shown)]
 
     def _moves_in(self, first: int, beyond: int) -> list[int]:
         times, moves = self.reader.times, self.reader.moves

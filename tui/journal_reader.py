@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hisparsed.tui.options import ViewError
-from hisparsed.tui.wire import Document
+from hisparsed.tui.wire import Document, parse_object
 
 SCHEMA_VERSION = 1
 _STEP_ROWS = 500
@@ -155,6 +155,34 @@ class JournalReader:
             sentence=sentence,
             notable=self._notable(number),
         )
+
+    def snapshot(self, place: int) -> Document | None:
+        """Of one tick alone; ``None`` when it cannot be read."""
+        try:
+            row = self._database.execute(
+                "SELECT snapshot FROM ticks WHERE id = ?", (self.ids[place],)
+            ).fetchone()
+            return None if row is None else parse_object(row[0])
+        except (sqlite3.DatabaseError, ValueError) as error:
+            self._say_damaged(error)
+            return None
+
+    def policy_at(self, at_unix_s: float) -> tuple[int, Document] | None:
+        """The policy in force at a time with its number in the journal.
+
+        ``None`` where nothing was kept: daemons before 0.2 kept the policy's hash only.
+        """
+        try:
+            row = self._database.execute(
+                "SELECT id, document FROM policies WHERE at_unix_s <= ? ORDER BY id DESC LIMIT 1",
+                (at_unix_s,),
+            ).fetchone()
+            return None if row is None else (row[0], parse_object(row[1]))
+        except sqlite3.OperationalError:
+            return None  # no such table
+        except (sqlite3.DatabaseError, ValueError) as error:
+            self._say_damaged(error)
+            return None
 
     def _notable(self, number: int) -> frozenset[str]:
         try:

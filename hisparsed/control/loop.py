@@ -22,6 +22,7 @@ from hisparsed.control.observe import (
 )
 from hisparsed.control.operator import record_advance, record_dropped
 from hisparsed.control.plane import ControlPlane
+from hisparsed.control.policy_in_force import PolicyJournal
 from hisparsed.control.state_files import Targets, with_kept_targets
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.watch import LedgerGuard
@@ -75,6 +76,13 @@ class ControlLoop:
         self._refused = refused
         self._live_levers = live_levers
         self._guard = LedgerGuard(engine, plane.holds, plane.recorder)
+        self._policy_journal = PolicyJournal(
+            plane.source,
+            plane.holds,
+            plane.journal,
+            pending=plane.status.pending_restart,
+            wall_clock=plane.wall_clock,
+        )
         self._memory = Memory()
         self._report: EngineReport | None = None
         self._reported_at_s = 0.0
@@ -175,6 +183,7 @@ class ControlLoop:
             await self._guard.look(report)
         self._tick += 1
         record_advance(self._recorder, self._source.advance(self._snapshot))
+        self._policy_journal.look()
         active = self._source.active
         policy = self._holds.over(self._source.in_force.policy)
         now_s = self._clock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from recorded_journal import BEGIN, TICKS, write_journal
 from recorded_node import recorded
 
+from hisparsed.control.journal.store import _POLICIES
 from hisparsed.policy.decisions import ACTING, Decision, EngineCommand, LeverDecision, Reason
 from hisparsed.policy.signals import Lever
 from hisparsed.tui.app import NodeScreen, TopApp
@@ -22,6 +24,8 @@ from hisparsed.tui.journal_player import JournalPlayer, flat_decisions, status_d
 from hisparsed.tui.journal_reader import JournalReader, RecordedTick
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.options import ViewError
+from hisparsed.tui.views.drawing import ViewContext
+from hisparsed.tui.views.policy import summary_lines
 from hisparsed.tui.widgets import LinesView
 
 
@@ -57,6 +61,7 @@ class Playing:
         self.model = NodeModel("journal")
         self.player.start(lambda update: self.model.apply(update, 0.0))
         self.player.seek(BEGIN)
+        self.player.playing = True
 
     @property
     def at(self) -> float:
@@ -278,10 +283,15 @@ async def test_the_keys_of_the_player(journal: Path) -> None:
     assert player is not None
     app = TopApp([session])
     async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("space")
+        await pilot.pause()
+        assert (player.playing, player.at_s) == (False, BEGIN + TICKS - 1), "it opens at its end"
+        assert "at the end" in shown(app, "#header")
+        await pilot.press("space", "space")
         await pilot.pause()
         assert not player.playing
+        assert player.at_s < BEGIN + 10, "from the end it plays from the beginning"
         assert "standing still" in shown(app, "#header")
+        player.seek(BEGIN)
         await pilot.press("plus", "plus")
         assert player.speed == 5
         await pilot.press("minus")
@@ -318,6 +328,8 @@ async def test_the_player_runs_by_its_clock(journal: Path) -> None:
 
     player = JournalPlayer(reader, clock=lambda: now[0], sleep=sleep)
     player.start(lambda update: model.apply(update, 0.0))
+    player.seek(BEGIN)
+    player.playing = True
     running = asyncio.create_task(player.run())
     await asyncio.wait_for(far_enough.wait(), 10)
     running.cancel()
@@ -331,3 +343,50 @@ def test_the_daemon_s_own_journal_can_be_read(tmp_path: Path) -> None:
     from hisparsed.tui import journal_reader
 
     assert journal_reader.SCHEMA_VERSION == SCHEMA_VERSION
+
+
+LONG_TICKS = 8_000
+
+
+def test_jumps_are_quick(tmp_path: Path) -> None:
+    """Two hours and more at a tick a second; in CPU time, so that other load does not count."""
+    write_journal(tmp_path / "journal.sqlite", ticks=LONG_TICKS)
+    playing = Playing(tmp_path / "journal.sqlite")
+    playing.player.seek(playing.player.end_s)
+    began_s = time.process_time()
+    for _ in range(12):
+        playing.player.command("far_back")
+    assert time.process_time() - began_s < 2.0, "they took 8 s"
+    assert playing.at == LONG_TICKS - 1 - 12 * 600
+    assert len(playing.model.history) > 100
+
+
+def test_the_policy_is_that_of_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    write_journal(path, ticks=60)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(_POLICIES)
+        for at_s, most in ((BEGIN - 5, "4"), (BEGIN + 30.5, "8")):
+            document = recorded("policy")
+            document["values"]["hot.max"] = most
+            database.execute(
+                "INSERT INTO policies (run, at_unix_s, generation, document)"
+                " VALUES ('run', ?, 1, ?)",
+                (at_s, json.dumps(document)),
+            )
+    playing = Playing(path)
+    shown_then = []
+    for at_s in (0, 30, 31, 59, 10):
+        playing.player.seek(BEGIN + at_s)
+        assert playing.model.policy is not None
+        shown_then.append(playing.model.policy["values"]["hot.max"])
+    assert shown_then == ["4", "4", "8", "8", "4"]
+    playing.player.seek(BEGIN + 29)
+    playing.player.advance(5.0)
+    assert playing.model.policy["values"]["hot.max"] == "8", "while it plays, too"
+
+
+def test_a_journal_without_policies_says_so(journal: Path) -> None:
+    playing = Playing(journal)
+    said = summary_lines(playing.model, 100, ViewContext())[0].plain
+    assert said == ("this journal does not hold the policy: daemons before 0.2 kept its hash only")

@@ -187,6 +187,9 @@ def summary_lines(model: NodeModel, width: int, context: ViewContext) -> list[Li
     document, status = model.policy or {}, model.status
     path = text(document, "file") or text(document, "path") or text(status, "policy.path")
     content_hash = text(document, "content_hash") or text(status, "policy.content_hash") or ""
+    if dig(status, "recorded") and not document:
+        why = "this journal does not hold the policy: daemons before 0.2 kept its hash only"
+        return [line((why, "dim"))]
     place = line(("policy ", "dim"), (path or fmt.UNKNOWN, "strong"))
     version = line(
         (f"generation {fmt.setting(model.generation)} ({content_hash[:_HASH_SHOWN]})", "dim"),

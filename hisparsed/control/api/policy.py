@@ -24,47 +24,17 @@ from hisparsed.control.api.answers import (
 from hisparsed.control.api.endpoint import ActorBody, Endpoint, Handler, parse_body
 from hisparsed.control.api.errors import ApiError
 from hisparsed.control.api.socket import recorded_actor
-from hisparsed.control.holds import Holds
-from hisparsed.control.journal.records import jsonable
 from hisparsed.control.live_policy import PolicySource, ReloadOutcome
 from hisparsed.control.operator import Operator
-from hisparsed.control.status.current import CurrentStatus, schedule_statuses
-from hisparsed.policy.effective import Origin, Source
-from hisparsed.policy.keys import PendingRestart, changes, settable_keys
+from hisparsed.control.policy_in_force import policy_in_force
+from hisparsed.control.status.current import CurrentStatus
+from hisparsed.policy.keys import changes
 from hisparsed.policy.problems import ConfigError, key_text, refuse
 from hisparsed.policy.schedules import LONGEST_S, SetValue
 from hisparsed.policy.schema import Mode
 from hisparsed.policy.schema_docs import key_help, policy_json_schema
 from hisparsed.policy.signals import Lever
 from hisparsed.policy.units import format_duration
-
-
-def policy_document(
-    source: PolicySource, holds: Holds, pending: list[PendingRestart]
-) -> dict[str, Any]:
-    """The answer of `GET /v1/policy`."""
-    active, in_force = source.active, source.in_force
-    policy = holds.over(in_force.policy)
-    sources = {name: _source(one) for name, one in in_force.sources.items()}
-    for lever, actor in holds.mode_actors.items():
-        sources[f"levers.{lever}.mode"] = _source(Source(Origin.OVERRIDE, actor=actor))
-    rejection = source.rejection
-    return {
-        "generation": active.generation,
-        "content_hash": active.content_hash,
-        "file": str(active.path),
-        "path": str(active.path),
-        "loaded_unix_s": active.loaded_unix_s,
-        "document": active.text,
-        "value": jsonable(policy),
-        "values": {name: key.text(policy) for name, key in settable_keys().items()},
-        "sources": sources,
-        "overrides": [asdict(one) for one in source.overrides],
-        "schedules": [one.model_dump() for one in schedule_statuses(source)],
-        "pending_restart": [asdict(one) for one in pending],
-        "rejected": asdict(rejection) if rejection is not None else None,
-        "last_error": source.last_error,
-    }
 
 
 def judgement(source: PolicySource, text: str) -> dict[str, Any]:
@@ -84,11 +54,6 @@ def judgement(source: PolicySource, text: str) -> dict[str, Any]:
         if policy is None
         else [asdict(one) for one in changes(source.active.value, policy)],
     }
-
-
-def _source(source: Source) -> dict[str, Any]:
-    found = asdict(source)
-    return {"from": found.pop("origin"), **found}
 
 
 def _span(seconds: float | None) -> float | None:
@@ -251,7 +216,7 @@ class PolicyApi:
 
     async def policy(self, request: Request) -> Response:
         pending = self.current.pending_restart()
-        return JSONResponse(policy_document(self.source, self.operator.holds, pending))
+        return JSONResponse(policy_in_force(self.source, self.operator.holds, pending))
 
     async def schema(self, request: Request) -> Response:
         return JSONResponse(policy_json_schema())

@@ -20,6 +20,7 @@ from hisparsed.control.journal.records import (
     DecisionView,
     EventRecord,
     EventView,
+    PolicyRecord,
     Record,
     TickRecord,
     view_event,
@@ -81,6 +82,8 @@ class JournalWriter:
         self._opened_file_id: tuple[int, int] | None = None
         self._retry_s = FIRST_RETRY_S
         self._retry_at_s = 0.0
+        self._policy: Sequence[PolicyRecord] = ()
+        """The policy in force, where it was written before."""
         self.health = JournalHealth()
 
     def write(self, records: Sequence[Record]) -> None:
@@ -90,6 +93,7 @@ class JournalWriter:
             return
         try:
             self._opened().write(records)
+            self._keep_policy(records)
         except Exception as error:
             # Whatever it is, it must not end the thread: then nothing would ever be written again.
             self._failed(error, len(records))
@@ -99,6 +103,10 @@ class JournalWriter:
             self._log(f"The journal is written again: {self.path}.")
         self._retry_s = FIRST_RETRY_S
         self._change(error=None)
+
+    def _keep_policy(self, records: Sequence[Record]) -> None:
+        found = [record for record in records if isinstance(record, PolicyRecord)]
+        self._policy = found[-1:] or self._policy
 
     def close(self) -> None:
         if self._store is not None:
@@ -111,6 +119,9 @@ class JournalWriter:
             self.close()
         if self._store is None:
             self._store = self._open()
+            if self._policy:
+                # A file that was begun anew has to know the policy too.
+                self._store.write(self._policy)
             self._opened_file_id = self._file_id()
         return self._store
 
@@ -216,7 +227,7 @@ class Journal:
         """Keep it in memory and queue it for the file; never blocks, never raises."""
         if isinstance(record, TickRecord):
             self._ticks.append(record)
-        else:
+        elif isinstance(record, EventRecord):
             self._events.append(record)
         try:
             self._queue.put_nowait(record)

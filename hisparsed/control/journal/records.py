@@ -92,7 +92,16 @@ class EventRecord:
     sentence: str
 
 
-Record = TickRecord | EventRecord
+@dataclass(frozen=True, slots=True)
+class PolicyRecord:
+    """The policy in force from ``at_unix_s`` on, as the API shows it."""
+
+    at_unix_s: float
+    generation: int
+    document: dict[str, Any]
+
+
+Record = TickRecord | EventRecord | PolicyRecord
 
 
 class DecisionView(BaseModel):

@@ -23,6 +23,7 @@ from hisparsed.control.journal.records import (
     DecisionView,
     EventRecord,
     EventView,
+    PolicyRecord,
     Record,
     TickRecord,
     view_lever,
@@ -49,6 +50,12 @@ CREATE INDEX outcomes_notable ON outcomes (notable, tick_id);
 CREATE TABLE events (
     id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, sequence INTEGER NOT NULL,
     at_unix_s REAL NOT NULL, kind TEXT NOT NULL, actor TEXT NOT NULL, sentence TEXT NOT NULL);
+"""
+# Beside version 1: what reads that version does not look for it.
+_POLICIES = """
+CREATE TABLE IF NOT EXISTS policies (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, at_unix_s REAL NOT NULL,
+    generation INTEGER NOT NULL, document TEXT NOT NULL)
 """
 
 
@@ -123,10 +130,11 @@ class JournalStore:
             database.executescript(
                 f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT"
             )
-            return
-        if version != SCHEMA_VERSION:
+        elif version != SCHEMA_VERSION:
             raise OtherVersionError(version)
-        _require_sound(database)
+        else:
+            _require_sound(database)
+        database.execute(_POLICIES)
 
     def write(self, records: Sequence[Record]) -> None:
         """All of them or none. Raises ``sqlite3.Error``."""
@@ -135,10 +143,13 @@ class JournalStore:
         database.execute("BEGIN IMMEDIATE")
         try:
             for record in records:
-                if isinstance(record, TickRecord):
-                    self._write_tick(record)
-                else:
-                    self._write_event(record)
+                match record:
+                    case TickRecord():
+                        self._write_tick(record)
+                    case EventRecord():
+                        self._write_event(record)
+                    case PolicyRecord():
+                        self._write_policy(record)
             database.execute("COMMIT")
         except BaseException:
             if database.in_transaction:
@@ -209,6 +220,12 @@ class JournalStore:
             ),
         )
 
+    def _write_policy(self, record: PolicyRecord) -> None:
+        self._database.execute(
+            "INSERT INTO policies (run, at_unix_s, generation, document) VALUES (?, ?, ?, ?)",
+            (self._run, record.at_unix_s, record.generation, json.dumps(record.document)),
+        )
+
     def _retain(self) -> None:
         database, keep = self._database, self._retention
         first, last = database.execute("SELECT MIN(id), MAX(id) FROM ticks").fetchone()
@@ -234,6 +251,11 @@ class JournalStore:
             "DELETE FROM events WHERE id <= (SELECT MAX(e.id) FROM events e JOIN ticks t"
             " ON t.run = e.run AND e.sequence < t.sequence"
             " WHERE t.id = (SELECT MIN(id) FROM ticks))"
+        )
+        # The one in force at the first tick that is left stays.
+        database.execute(
+            "DELETE FROM policies WHERE id < (SELECT MAX(id) FROM policies WHERE at_unix_s <="
+            " (SELECT at_unix_s FROM ticks ORDER BY id LIMIT 1))"
         )
         database.execute("COMMIT")
         database.execute("PRAGMA incremental_vacuum").fetchall()

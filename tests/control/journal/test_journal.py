@@ -16,7 +16,12 @@ from typing import Any
 import pytest
 
 from hisparsed.control.journal.journal import FIRST_RETRY_S, LAST_RETRY_S, Journal, JournalWriter
-from hisparsed.control.journal.records import DECISION_JSON, SNAPSHOT_JSON, TickRecord
+from hisparsed.control.journal.records import (
+    DECISION_JSON,
+    SNAPSHOT_JSON,
+    PolicyRecord,
+    TickRecord,
+)
 from hisparsed.control.journal.store import FILE_NAME, JournalStore, Query, Retention
 from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
@@ -344,3 +349,33 @@ async def test_a_file_removed_under_the_writer_is_begun_anew(
     assert disk.writer.health.error is None
     assert disk.rows("select count(*) from ticks") == [(1,)]
     disk.writer.close()
+
+
+def policy_record(generation: int, at_unix_s: float) -> PolicyRecord:
+    return PolicyRecord(at_unix_s, generation, {"generation": generation})
+
+
+async def test_the_policy_of_the_oldest_tick_is_kept_and_none_before_it(
+    tmp_path: Path, numbered: Callable[[int], TickRecord]
+) -> None:
+    disk = Disk(tmp_path, retention=Retention(max_ticks=100))
+    for number in range(251):
+        tick = numbered(number)
+        if number % 20 == 0:
+            disk.writer.write([policy_record(number, tick.at_unix_s)])
+        disk.writer.write([tick])
+    ((oldest,),) = disk.rows("SELECT MIN(sequence) FROM ticks")
+    kept = [generation for (generation,) in disk.rows("SELECT generation FROM policies")]
+    assert kept == list(range(oldest // 20 * 20, 251, 20))
+
+
+def test_a_file_that_is_begun_anew_knows_the_policy(
+    tmp_path: Path, numbered: Callable[[int], TickRecord]
+) -> None:
+    disk = Disk(tmp_path)
+    disk.writer.write([policy_record(1, 5.0), policy_record(2, 6.0), numbered(1)])
+    for part in tmp_path.glob(f"{FILE_NAME}*"):
+        part.unlink()
+    disk.writer.write([numbered(2)])
+    assert disk.rows("SELECT generation, at_unix_s FROM policies") == [(2, 6.0)]
+    assert disk.rows("SELECT sequence FROM ticks") == [(2,)]

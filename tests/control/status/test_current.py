@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hisparsed.control.status.document import EngineLifeStatus, EngineState
+from hisparsed.control.status.document import EngineState, EngineStatus
 from hisparsed.control.text.status import status_page
 from hisparsed.policy.schema import Mode
 from hisparsed.policy.signals import GpuPool, Lever, Progress, Requests
@@ -93,7 +93,7 @@ async def test_the_effective_mode_joins_modes_and_freezes(node: Any) -> None:
 @pytest.mark.parametrize("state", EngineState)
 async def test_a_dead_engine_has_no_load(node: Any, state: EngineState) -> None:
     await node.ticks(1)
-    node.engine_life = EngineLifeStatus(state=state, since_unix_s=0, sentence="")
+    node.engine_status = EngineStatus(state=state, since_unix_s=0, sentence="")
     reports = state in (EngineState.SERVING, EngineState.DRAINING)
     status = node.current.status()
     assert (status.observed is not None, status.derived is not None) == (reports, reports)
