@@ -307,7 +307,7 @@ def _as_written(value: str, bound: float) -> str:
         with contextlib.suppress(ValueError):
             parse_bytes(json.loads(value))
             return format_bytes(int(bound))
-    return f"{bound:g}"
+    return f"{bound:.15g}"
 
 
 def _length_words(value: str, context: Mapping[str, Any]) -> Words:

@@ -16,14 +16,26 @@ _SHOWN_CHARACTERS = 60
 _LINE_CHARACTERS = 100
 
 
-def printable(text: str) -> str:
-    """``text`` with halves of characters (lone surrogates) escaped: UTF-8 does not take them."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+def printable(text: str, *, lines: bool = True) -> str:
+    """``text`` with everything escaped that is no letter, sign or space of its own.
+
+    Control characters, those that turn the direction of writing, and halves of characters (lone
+    surrogates), which UTF-8 does not take. ``lines``: ends of lines stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or (lines and one == "\n") else _escaped(one) for one in text
+    )
+
+
+def _escaped(one: str) -> str:
+    return one.encode("unicode_escape").decode("ascii")
 
 
 def shown(value: object) -> str:
     """A value as it looks in a document, on one line and cut where it is long."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = printable(json.dumps(value, ensure_ascii=False, default=str), lines=False)
     if len(text) <= _SHOWN_CHARACTERS:
         return text
     return text[: _SHOWN_CHARACTERS - 3] + "..."
@@ -37,7 +49,7 @@ def key_text(path: KeyPath) -> str:
             text += f"[{part}]"
         else:
             text += f".{part}" if text else part
-    return text
+    return printable(text, lines=False)
 
 
 def refuse(
@@ -71,10 +83,12 @@ class Problem:
     @property
     def words(self) -> str:
         """What is wrong and what would be right, without the place."""
-        return f"{self.message}; {self.hint}" if self.hint else self.message
+        words = f"{self.message}; {self.hint}" if self.hint else self.message
+        return printable(words, lines=False)
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else self.file
+        file = printable(self.file, lines=False)
+        place = f"{file}:{self.line}" if self.line else file
         key = f"{key_text(self.key)}: " if self.key else ""
         return f"{place}: {key}{self.words}"
 
@@ -99,12 +113,18 @@ class ConfigError(Exception):
         for problem in self.problems:
             blocks.append(str(problem))
             if 0 < problem.line <= len(lines):
-                source, column = _around(lines[problem.line - 1].expandtabs(1), problem.column)
+                source, column = _around(_visible(lines[problem.line - 1]), problem.column)
                 number = str(problem.line)
                 mark = " " * (column - 1) + "^"
                 blocks.append(f"  {number} | {source}")
                 blocks.append(f"  {' ' * len(number)} | {mark}")
         return "\n".join(blocks)
+
+
+def _visible(line: str) -> str:
+    """One character for each, so that a mark below it stands where it should."""
+    line = line.expandtabs(1)
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line)
 
 
 def _around(line: str, column: int) -> tuple[str, int]:

@@ -80,6 +80,8 @@ class Mode(StrEnum):
 
 _CAUTION = {Mode.ACT: 0, Mode.ADVISE: 1, Mode.OFF: 2}
 
+LEAST_RESTART_S = 10.0
+"""A step with a long prefill in it takes seconds."""
 Tick = Annotated[Duration, Field(ge=0.05)]
 """Shorter ones would ask the engine and fill the journal more than they tell."""
 
@@ -109,7 +111,7 @@ class Policy(Section):
     """Time between two decisions."""
     stale_after: PositiveDuration = 5.0
     """A report of the engine older than this moves nothing; at least two ticks."""
-    stall_after: PositiveDuration = 30.0
+    stall_after: Annotated[Duration, Field(ge=1)] = 30.0
     """Calls without progress for this long, while memory is free, are a stall: nothing moves."""
     levers: Levers = Levers()
     """A mode of its own for each lever."""
@@ -146,6 +148,22 @@ class Policy(Section):
                 },
             )
         return stale_after
+
+    @field_validator("health")
+    @classmethod
+    def _a_restart_is_not_hasty(cls, health: Health, info: ValidationInfo) -> Health:
+        stall_after = info.data.get("stall_after")
+        if health.on_stall == "alarm" or stall_after is None:
+            return health
+        if stall_after < LEAST_RESTART_S:
+            raise refuse(
+                "hasty_restart",
+                f"restart after a stall_after of {format_duration(stall_after)} would end engines "
+                "that are in one long step",
+                hint=f"set stall_after to at least {format_duration(LEAST_RESTART_S)}",
+                key=("on_stall",),
+            )
+        return health
 
     @field_validator("rebalance")
     @classmethod

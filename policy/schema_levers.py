@@ -165,8 +165,11 @@ AutoDuration: TypeAlias = Annotated[
 """``"auto"``, or seconds."""
 
 
+MAX_MULTIPLIER = 1_000.0
+"""Hot rows / top-k; with top-k 2048 more than any model's longest call."""
 AutoMultiplier: TypeAlias = Annotated[
-    Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(ge=1), Tag("number")],
+    Annotated[Literal["auto"], Tag("auto")]
+    | Annotated[float, Field(ge=1, le=MAX_MULTIPLIER), Tag("number")],
     _auto_or("number"),
 ]
 """``"auto"``, or hot rows / top-k."""
@@ -193,9 +196,9 @@ class DeadBand(Section):
 class BackOff(Section):
     """Each undone move makes the next one of its kind wait ``factor`` times longer."""
 
-    factor: float = Field(default=2.0, ge=1)
+    factor: float = Field(default=2.0, ge=1, le=1_000)
     """By how much each undone move lengthens the next wait."""
-    limit: float = Field(default=16.0, ge=1)
+    limit: float = Field(default=16.0, ge=1, le=10_000)
     """The most that waits are lengthened."""
     forget: PositiveDuration = 3600.0
     """Undone moves count for this long."""
@@ -261,13 +264,17 @@ class Rebalance(Section):
         return towards_safety
 
 
+RowBytes: TypeAlias = Annotated[ByteSize, Field(ge=2**20, le=2**50)]
+"""Bytes a second; no bus of host memory is slower, and none so fast."""
+
+
 class Hot(Section):
     """The multiplier: hot rows of a request / top-k, whatever the number of drafts.
 
     vLLM itself reserves (decode query length + 1) x top-k: 2x without drafts, 5x with three.
     """
 
-    min: float = Field(default=1.0, ge=1)
+    min: float = Field(default=1.0, ge=1, le=MAX_MULTIPLIER)
     """Lowest multiplier. The node's own least counts where it is higher: 1x where scratch takes
     what does not fit, else the decode query length (4x with three drafts)."""
     max: AutoMultiplier = "auto"
@@ -276,7 +283,7 @@ class Hot(Section):
     start: AutoMultiplier = "auto"
     """The multiplier that the node begins with; ``auto`` is what vLLM itself reserves, 2x without
     drafts and 5x with three. Kept between the lowest and the highest."""
-    step: float = Field(default=0.5, gt=0)
+    step: float = Field(default=0.5, ge=0.01, le=MAX_MULTIPLIER)
     """How far one change goes, in whole hot blocks."""
     free_low: Fraction = 0.05
     """Share of GPU blocks free below which the pool is under pressure."""
@@ -286,9 +293,9 @@ class Hot(Section):
     """Pressure must last this long before the multiplier shrinks."""
     window_grow: PositiveDuration = 60.0
     """Room must last this long before the multiplier grows."""
-    pcie_budget: ByteSize = 20 * 2**30
+    pcie_budget: RowBytes = 20 * 2**30
     """Bytes a second that missed rows may move, counted as the node counts them."""
-    row_rate: ByteSize = Field(default=37 * 10**9, gt=0)
+    row_rate: RowBytes = 37 * 10**9
     """Bytes a second at which the node reads single rows from host memory, counted alike: what a
     missed row costs. 37GB is published for PCIe 5 x16."""
     prefill_bound_at: Fraction = Field(default=0.9, gt=0)
@@ -342,7 +349,7 @@ class Hot(Section):
 
 
 class WatermarkSettings(Section):
-    value: int | None = Field(default=None, ge=0)
+    value: int | None = Field(default=None, ge=0, le=10**9)
     """Transition watermark in GPU blocks; ``null`` is vLLM's own value."""
 
 
@@ -362,9 +369,9 @@ class AdmissionSettings(Section):
     oldest_share: Fraction = 0.2
     """While held prefixes go first, the share of starts that goes to the call that has waited
     longest, whatever it costs; ``0%`` leaves it to ageing."""
-    max_running: int | None = Field(default=None, ge=1)
+    max_running: int | None = Field(default=None, ge=1, le=10**6)
     """Most requests that run at once; ``null`` leaves it to vLLM."""
-    max_waiting_sessions: int | None = Field(default=None, ge=0)
+    max_waiting_sessions: int | None = Field(default=None, ge=0, le=10**6)
     """While coverage is low: new sessions beyond this many waiting calls are held back as
     ``when_full`` says; ``null`` admits all."""
     when_full: Literal["wait", "refuse"] = "refuse"

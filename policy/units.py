@@ -28,8 +28,13 @@ _TIME_UNITS: Final = {
     "s": Decimal(1),
     "ms": Decimal("0.001"),
 }
+MIN_SECONDS: Final = 0.001
+"""The shortest time but none; what is shorter is nothing that a node could keep."""
 MAX_SECONDS: Final = 3650 * 86_400.0
-_TIME_RANGE: Final = "times go from 0 to 3650d"
+_TIME_RANGE: Final = "times are 0, or from 1ms to 3650d"
+MIN_SHARE: Final = 1e-6
+"""The smallest share but none."""
+_SHARE_RANGE: Final = "shares are 0%, or from 0.0001% to 100%"
 _TIME_HINT: Final = "write a time such as 30s, 250ms, 5m or 1h30m"
 
 _NUMBER: Final = r"[0-9]+(?:\.[0-9]+)?"
@@ -110,9 +115,11 @@ def parse_duration(value: object) -> float:
 
 
 def _checked_seconds(seconds: float | Decimal, value: object) -> float:
-    if not 0 <= seconds <= MAX_SECONDS:
-        raise refuse("duration", f"{shown(value)} is out of range", hint=_TIME_RANGE)
-    return float(seconds)
+    if 0 <= seconds <= MAX_SECONDS:
+        number = float(seconds)
+        if not number or number >= MIN_SECONDS:
+            return number
+    raise refuse("duration", f"{shown(value)} is out of range", hint=_TIME_RANGE)
 
 
 def _time_hint(value: str) -> str:
@@ -130,8 +137,10 @@ def parse_fraction(value: object) -> float:
     Raises ``PydanticCustomError``, a ``ValueError``, that says what would be right.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if 0 <= value <= 1:
+        if not value or MIN_SHARE <= value <= 1:
             return float(value)
+        if 0 < value < MIN_SHARE:
+            raise refuse("fraction", f"{shown(value)} is out of range", hint=_SHARE_RANGE)
         message = f"{shown(value)} is not between 0 and 1"
         hint = f"write {value}%" if 1 < value <= 100 else "write 0% to 100%, or 0 to 1"
         raise refuse("fraction", message, hint=hint)
@@ -142,7 +151,10 @@ def parse_fraction(value: object) -> float:
     percent = Decimal(match.group(1))
     if percent > 100:
         raise refuse("fraction", f"{shown(value)} is above 100%", hint="write 0% to 100%")
-    return float(percent / 100)
+    share = float(percent / 100)
+    if 0 < share < MIN_SHARE:
+        raise refuse("fraction", f"{shown(value)} is out of range", hint=_SHARE_RANGE)
+    return share
 
 
 def format_bytes(count: int) -> str:
@@ -217,10 +229,10 @@ Duration = Annotated[
     BeforeValidator(parse_duration),
     _as_json_schema(_TIME_PATTERN, {"type": "number", "minimum": 0, "maximum": MAX_SECONDS}),
 ]
-"""Seconds, 0 to ten years."""
+"""Seconds: none, or a millisecond to ten years."""
 Fraction = Annotated[
     float,
     BeforeValidator(parse_fraction),
     _as_json_schema(rf"{_NUMBER} ?%", {"type": "number", "minimum": 0, "maximum": 1}),
 ]
-"""A share, 0 to 1."""
+"""A share: none, or a millionth to 1."""

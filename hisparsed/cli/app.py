@@ -148,5 +148,6 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"hisparsed: {message}", file=sys.stderr)  # noqa: T201 (standard error is the place)
-    sys.exit(code)
+    from hisparsed.cli.options import tell
+
+    sys.exit(tell(message, code))

@@ -11,12 +11,13 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hisparsed.cli.options import JsonOption, LeversArgument, SocketOption
+from hisparsed.cli.options import JsonOption, LeversArgument, SocketOption, tell
 
 
 def serve(
@@ -36,9 +37,11 @@ def serve(
     from hisparsed.config.node import load_node_config
     from hisparsed.control.doctor import Doctor
     from hisparsed.engine.compat.versions import OVERRIDE_ENV
+    from hisparsed.errors import EXIT_USER_ERROR, UserError
     from hisparsed.node.run import run_node
     from hisparsed.node.service import configure_logging, service_manager
     from hisparsed.operations.doctor import AbsentDoctor, NodeDoctor
+    from hisparsed.policy.problems import ConfigError
 
     if allow_untested_vllm:
         os.environ[OVERRIDE_ENV] = "1"
@@ -54,13 +57,25 @@ def serve(
     except Exception as error:
         # What the doctor cannot look at is told, and keeps no node from starting.
         doctor = AbsentDoctor(error, at_unix_s=time.time())
-    code = run_node(loaded.value, detected, document=config, manager=manager, doctor=doctor)
+    try:
+        code = run_node(loaded.value, detected, document=config, manager=manager, doctor=doctor)
+    except UserError as error:
+        code = tell(str(error), error.exit_code)
+    except ConfigError as error:
+        code = tell(error.render(), EXIT_USER_ERROR)
+    except Exception:
+        traceback.print_exc()
+        code = EXIT_MISTAKE
     # Everything is closed. Leaving now skips the interpreter's tear-down, in which extension
     # modules that vLLM loads print pages of leak reports over the end of the log.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+EXIT_MISTAKE = 1
+"""Of the daemon itself; the traceback is the end of the log. The service manager tries again."""
 
 
 def _stop_before_the_start(*_: object) -> None:

@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,16 @@ def known_levers(levers: list[str] | None) -> None:
 
 def actor() -> str:
     """Who asks, for the journal: the person behind sudo where there is one."""
-    return os.environ.get("SUDO_USER") or getpass.getuser()
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # of no name: a container may run as any number
+        return f"uid {os.geteuid()}"
+
+
+def tell(message: str, code: int) -> int:
+    """Say why a command ends, as its last word; ``code`` again."""
+    print(f"hisparsed: {message}", file=sys.stderr)  # noqa: T201 (standard error is the place)
+    return code
 
 
 def seconds(option: str, text: str) -> float:

@@ -107,9 +107,9 @@ class LogConfig(_Section):
 class JournalConfig(_Section):
     """How much of the past is kept; the oldest ticks go first."""
 
-    max_ticks: int = Field(default=200_000, ge=1_000)
+    max_ticks: int = Field(default=200_000, ge=1_000, le=10**9)
     """Two days at one tick a second."""
-    max_size: ByteSize = Field(default=512 * 2**20, ge=8 * 2**20)
+    max_size: ByteSize = Field(default=512 * 2**20, ge=8 * 2**20, le=2**50)
 
 
 class NodeConfig(_Section):
@@ -128,7 +128,7 @@ class NodeConfig(_Section):
     """Passed through to vLLM's OpenAI application: parsers, chat template. Files in it are
     relative to this document."""
     host_budget: ByteSize = Field(
-        gt=0, description="the host memory of both pools together, such as 384GiB"
+        ge=2**20, le=2**50, description="the host memory of both pools together, such as 384GiB"
     )
     api: ApiConfig = ApiConfig()
     metrics: MetricsConfig = MetricsConfig()

@@ -19,7 +19,7 @@ from hisparsed.policy.units import ByteSize, Fraction
 Count = Annotated[int, Field(ge=1, le=2**31, strict=True)]
 Few = Annotated[int, Field(ge=1, le=4096, strict=True)]
 """What is there one by one, such as layers."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-6, le=1e15, allow_inf_nan=False)]
 Share = Annotated[Fraction, Field(gt=0)]
 
 
@@ -102,7 +102,7 @@ class SpeedDescription(_Section):
     """Share of memory bandwidth that a decode step reaches."""
     step_overhead_ms: Positive
     """Launches, collectives and sampling of one step."""
-    draft_overhead_ms: float = Field(default=0.0, ge=0)
+    draft_overhead_ms: float = Field(default=0.0, ge=0, le=1e6)
     """The same of one pass of the drafting layer, and the output head that it uses."""
     gather_overlap: Fraction
     """Share of the row reads that computing hides."""

@@ -33,7 +33,11 @@ class ApiLimits(BaseModel):
     """While a client takes nothing of its answer; its call is ended then."""
 
 
-Count = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=1, le=10**6, strict=True)]
+Many = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+"""Tokens, rows or blocks."""
+Few = Annotated[int, Field(ge=1, le=1024, strict=True)]
+"""GPUs, layers or threads."""
 
 
 class CudaConfig(BaseModel):
@@ -41,19 +45,19 @@ class CudaConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tensor_parallel_size: Count = 1
+    tensor_parallel_size: Few = 1
     """GPUs that share the model; all on this machine."""
-    max_model_len: Count | None = None
+    max_model_len: Many | None = None
     """Tokens of prompt and answer together; ``None`` is what the model's config says."""
     max_num_seqs: Count | None = None
     """Requests running at once."""
-    max_num_batched_tokens: Count | None = None
+    max_num_batched_tokens: Many | None = None
     """Tokens computed in one engine step."""
     gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] | None = None
     """Share of each GPU's memory that the engine may take."""
     kv_cache_dtype: Literal["fp8_ds_mla", "bfloat16"] = "fp8_ds_mla"
     """How a sparse-MLA row is kept: 656 bytes a layer in FP8, 1152 in bfloat16."""
-    hot_rows: Count | None = None
+    hot_rows: Many | None = None
     """Rows of a hot buffer; ``None`` leaves it to the policy.
 
     vLLM's kernels know one size, from start to end: the policy's `hot.start`. With `kernels:
@@ -75,18 +79,18 @@ class ReferenceConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    layers: Count = 8
-    index_groups: Count = 2
+    layers: Few = 8
+    index_groups: Few = 2
     index_topk: Count = 64
     """Tokens the indexer picks for each query."""
     block_size: Count = 16
     """Tokens in a KV block, on the GPU and in the host pool."""
-    gpu_blocks: Count = 2048
+    gpu_blocks: Many = 2048
     """Blocks of the slab that stands for GPU memory."""
-    max_model_len: Count = 4096
+    max_model_len: Many = 4096
     """Tokens of prompt and answer together."""
     max_num_seqs: Count = 8
-    max_num_batched_tokens: Count = 512
+    max_num_batched_tokens: Many = 512
     """Tokens computed in one engine step."""
     speculative_tokens: Annotated[int, Field(ge=0, le=16, strict=True)] = 0
     """Drafts that are verified with each token; 0 decodes one by one."""
@@ -94,9 +98,9 @@ class ReferenceConfig(BaseModel):
     """Engine steps that a page transfer takes, as a DMA engine's would."""
     eager_host_mirror: bool = True
     """Copy decode rows to the host as they are written, not when their page is full."""
-    threads: Count = 1
+    threads: Few = 1
     """CPU threads that the model computes with."""
-    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32, strict=True)] = 0
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -153,6 +157,7 @@ class DisaggregationConfig(BaseModel):
 
 
 _PositiveDuration = Annotated[Duration, Field(gt=0)]
+_SomeSeconds = Annotated[Duration, Field(ge=1)]
 
 
 class SupervisionConfig(BaseModel):
@@ -162,12 +167,12 @@ class SupervisionConfig(BaseModel):
 
     most_restarts: Annotated[int, Field(ge=0, le=1000, strict=True)] = 5
     """Within `window`; one more and the daemon ends with exit code 70. 0: it ends at once."""
-    window: _PositiveDuration = 3600.0
+    window: _SomeSeconds = 3600.0
     first_wait: _PositiveDuration = 1.0
     """Before the first restart; doubled with each further one in the window."""
     longest_wait: _PositiveDuration = 120.0
     """At most this long."""
-    hang_after: _PositiveDuration | None = 120.0
+    hang_after: _SomeSeconds | None = 120.0
     """An engine without a report for so long is killed and started anew; null: never. Longer than
     the longest step, shorter than the service manager's watchdog."""
     start_tries: Annotated[int, Field(ge=1, le=100, strict=True)] = 2

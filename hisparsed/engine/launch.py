@@ -6,7 +6,7 @@ only when called.
 
 vLLM takes from the environment how it starts processes. It forks on CUDA by default; a forked
 engine core shares the daemon's signal wake-up and sockets, and its plugins count as loaded. So
-``set_process_start`` sets spawn, before vLLM is imported.
+``environment.set_process_start`` sets spawn, before vLLM is imported.
 
 ``EngineHandle`` is vLLM's AsyncLLM behind ``EnginePort``, one instance an engine life. Calls into
 the engine core are bounded in time: a hung engine shows as a missed report, not as a hung daemon.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, MutableMapping
 from typing import Any, Protocol
 
 from hisparsed.config.machine import NodeKind
@@ -24,6 +23,7 @@ from hisparsed.config.node import NodeConfig
 from hisparsed.engine.compat.features import require_supported_vllm
 from hisparsed.engine.compat.versions import installed_vllm
 from hisparsed.engine.context_limit import ContextLimit
+from hisparsed.engine.environment import refuse_unreadable
 from hisparsed.engine.messages import (
     ApplyResult,
     CanaryCall,
@@ -32,7 +32,7 @@ from hisparsed.engine.messages import (
     command_to_wire,
     report_from_wire,
 )
-from hisparsed.engine.plugin import CONTROL_METHOD, DAEMON_GROUP_ENV, LAUNCHED_ENV
+from hisparsed.engine.plugin import CONTROL_METHOD
 from hisparsed.engine.port import EngineGone, HotPolicy, ServingCounters
 from hisparsed.errors import EngineStartError, UserError
 from hisparsed.policy.decisions import EngineCommand
@@ -112,40 +112,13 @@ def launch_engine(
     os.environ.setdefault("VLLM_LOGGING_LEVEL", config.log.level.upper())
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
+    refuse_unreadable(os.environ)
     body = body_of(kind)
     vllm_config = body.vllm_config(config, max_multiplier=max_multiplier)
     try:
         return start_engine(vllm_config, body.llm_class(), context_limit)
     except Exception as error:
         raise EngineStartError(f"{error}\nThe lines above, from vLLM, say why.") from error
-
-
-METHOD_ENV = "VLLM_WORKER_MULTIPROC_METHOD"
-METHOD = "spawn"
-
-
-def start_method_problem(environ: Mapping[str, str]) -> str | None:
-    """Why ``environ`` starts no engine; ``None`` where it does."""
-    found = environ.get(METHOD_ENV)
-    if found in (None, METHOD):
-        return None
-    return (
-        f"{METHOD_ENV}: {found!r} starts no engine of hisparsed, whose processes must share "
-        f"neither signals nor sockets with the daemon; unset it, or set it to {METHOD}"
-    )
-
-
-def set_process_start(environ: MutableMapping[str, str]) -> None:
-    """Call before vLLM is imported, with the environment of this process.
-
-    Raises ``UserError`` where the operator asks for another start method.
-    """
-    problem = start_method_problem(environ)
-    if problem is not None:
-        raise UserError(problem)
-    environ[METHOD_ENV] = METHOD
-    environ[LAUNCHED_ENV] = "1"
-    environ[DAEMON_GROUP_ENV] = str(os.getpgrp())
 
 
 _CALL_TIMEOUT_S = 30.0

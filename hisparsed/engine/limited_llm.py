@@ -1,13 +1,16 @@
-"""vLLM's engine front with the operator's context limit in it.
+"""vLLM's engine front with the operator's context limit in it, and honest about an engine's end.
 
-Every node's front is one of these. Judges lengths, and ``kv_transfer_params`` that clients send
-through ``vllm_xargs``: vLLM takes text and numbers there, and then reads an object. What stands
-inside the object is for the connector to judge; order and number of calls are not judged here.
+Every node's front is one of these. An engine core that is told to stop aborts its calls, and vLLM's
+APIs would pass that on as an answer that is whole; here it counts as the engine's death. Judges
+lengths, and ``kv_transfer_params`` that clients send through ``vllm_xargs``: vLLM takes text and
+numbers there, and then reads an object. What stands inside the object is for the connector to
+judge; order and number of calls are not judged here.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -17,6 +20,8 @@ from hisparsed.engine.context_limit import CallLength, CallTooLongError, Context
 
 TRANSFER = "kv_transfer_params"
 _SHOWN = 60
+_ABORTED = "abort"
+"""vLLM's finish reason of a call that somebody ended before its time."""
 
 
 def transfer_fault(extra_args: Mapping[str, Any] | None) -> str | None:
@@ -38,6 +43,13 @@ class LimitedLLM(AsyncLLM):  # type: ignore[misc]
 
     context_limit: ContextLimit
     """Set by ``start_engine``, since vLLM makes this object."""
+    stops = False
+    """The engine core was told to stop, by somebody else than the daemon."""
+
+    @property
+    def errored(self) -> bool:
+        """Whether no answer of the engine counts any more."""
+        return self.stops or bool(super().errored)
 
     @property
     def chars_per_token(self) -> int | None:
@@ -65,8 +77,25 @@ class LimitedLLM(AsyncLLM):  # type: ignore[misc]
                 sampling_params = sampling_params.clone()
                 sampling_params.max_tokens = answer
             turn = limit.must_take_turns(length)
-        outputs = super().generate(prompt, sampling_params, request_id, **named)
+        outputs = self._unless_aborted(
+            super().generate(prompt, sampling_params, request_id, **named)
+        )
         return limit.in_turn(outputs) if turn else outputs
+
+    async def _unless_aborted(
+        self, outputs: AsyncGenerator[Any, None]
+    ) -> AsyncGenerator[Any, None]:
+        """Raises vLLM's error of a dead engine instead of an output that was cut off.
+
+        A client that goes away, and a limit of ours, end the reading; only the end of the engine
+        core aborts a call that is still read.
+        """
+        async with aclosing(outputs):
+            async for output in outputs:
+                if any(one.finish_reason == _ABORTED for one in output.outputs):
+                    self.stops = True
+                    raise self.dead_error
+                yield output
 
     def _length(self, prompt: Any, params: Any) -> CallLength | None:
         """``None`` for what is not tokenised yet; vLLM's API tokenises first."""

@@ -183,8 +183,9 @@ def build_node(
         context=context_limit,
         refusal=lifecycle.refusal,
         unready=status.unready,
+        background=lambda: lifecycle.session.background.tasks() if lifecycle.session else (),
     )
-    metrics.registry.register(AdmissionCollector(admission, context_limit))
+    metrics.registry.register(AdmissionCollector(admission, context_limit, upstream.ended))
     return Node(
         config=config,
         kind=kind,

@@ -19,9 +19,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import UUID
 
 import psutil
 
+from hisparsed.control.api.socket import LONGEST_PATH_BYTES
 from hisparsed.errors import UserError
 
 _LOCK = "lock"
@@ -144,8 +146,30 @@ def state_lock(state_dir: Path) -> Iterator[None]:
 
 
 _PREFIX = "hisparsed-run-"
+_BELOW_BYTES = len(f"/{_PREFIX}12345678/1000/{UUID(int=0)}")
+"""What comes after the folder for temporary files in the name of a socket of vLLM's."""
+_OTHERS = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 (a folder of our own is made there)
 _NOTE = "runtime-folder"
 """The file in the state folder that names the folder of the life before."""
+
+
+def temporary_folder() -> Path:
+    """Where the runtime folder goes: names of sockets below it must not get too long.
+
+    Raises ``UserError`` where there is no such folder.
+    """
+    most = LONGEST_PATH_BYTES - _BELOW_BYTES
+    try:
+        first = tempfile.gettempdir()
+    except FileNotFoundError:
+        first = os.environ.get("TMPDIR", "")
+    for name in (first, *_OTHERS):
+        if name and len(os.fsencode(name)) <= most and os.access(name, os.W_OK | os.X_OK):
+            return Path(name)
+    raise UserError(
+        f"TMPDIR: {first or 'no folder'} is no place for sockets: its name has more than {most} "
+        f"bytes, or it cannot be written, and neither can {', '.join(_OTHERS)}; set a shorter one"
+    )
 
 
 @contextmanager
@@ -153,14 +177,18 @@ def runtime_folder(state_dir: Path) -> Iterator[Path]:
     """This process's temporary files go into a folder of its own, as long as this lasts.
 
     Call with the lock on ``state_dir`` held: what a killed daemon left is removed first.
-    Raises ``OSError`` when the folder cannot be made.
+    Raises ``UserError`` when the folder cannot be made.
     """
     note = state_dir / _NOTE
     left = noted_folder(state_dir)
     if left is not None:
         shutil.rmtree(left, ignore_errors=True)
     before = tempfile.tempdir
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    place = temporary_folder()
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    except OSError as error:
+        raise UserError(f"TMPDIR: {place} cannot be used: {error.strerror or error}") from error
     try:
         note.write_text(str(folder), encoding="utf-8")
         tempfile.tempdir = str(folder)

@@ -28,7 +28,7 @@ from hisparsed.control.doctor import Doctor
 from hisparsed.control.file_watch import watch_files
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.watch import report_gpus
-from hisparsed.engine.launch import set_process_start
+from hisparsed.engine.environment import set_process_start
 from hisparsed.errors import EXIT_ENGINE_GONE, UserError
 from hisparsed.logs.event_ids import NODE_KIND
 from hisparsed.node.engine.records import EngineRecord
@@ -49,6 +49,7 @@ from hisparsed.node.openai.server import (
 )
 from hisparsed.node.resources import bind_tcp, runtime_folder, state_dir_held
 from hisparsed.node.service import ServiceManager, watched_logs
+from hisparsed.node.startable import require_startable as refuse_unstartable
 
 log = logging.getLogger("hisparsed.daemon")
 
@@ -73,6 +74,7 @@ def run_node(
     """
     from hisparsed.engine.launch import asked_multiplier, require_startable, served_names
 
+    refuse_unstartable(config, os.environ)
     set_process_start(os.environ)
     log.info("%s", detected.banner, extra={"event_id": NODE_KIND})
     source = PolicySource(config.policy, clock=time.monotonic, wall_clock=time.time)

@@ -19,25 +19,31 @@ from hisparsed.config.node import NodeConfig, load_node_config
 from hisparsed.control.live_policy import PolicySource
 from hisparsed.control.status.document import DoctorFinding, Severity
 from hisparsed.engine.cuda import launch
-from hisparsed.engine.launch import start_method_problem
+from hisparsed.engine.reference import launch as reference
 from hisparsed.errors import UserError
+from hisparsed.node import startable
 from hisparsed.operations.checks import WHILE_RUNNING, Examination, Finding, examine
 from hisparsed.operations.known_faults import load_known_faults
 from hisparsed.operations.machine import Machine, look_again, read_machine, remove_folder, sweep
-from hisparsed.policy.document import load_document
+from hisparsed.policy.document import ConfigError, load_document
 from hisparsed.policy.schema import Policy
 
 
 def start_problems(config: NodeConfig, kind: NodeKind) -> tuple[str, ...]:
     """Sentences that name the setting and what would be right."""
-    problem = start_method_problem(os.environ)
-    found = () if problem is None else (problem,)
-    if kind != "cuda":
-        return found
+    found = startable.start_problems(config, os.environ)
     try:
         policy = PolicySource(config.policy, clock=time.monotonic, wall_clock=time.time)
-    except UserError as error:
+    except ConfigError as error:
         return (*found, str(error))
+    if kind == "reference":
+        try:
+            most = reference.asked_multiplier(config, policy)
+            reference.require_startable(config, max_multiplier=most)
+        except UserError as error:
+            found.append(str(error))
+    if kind != "cuda":
+        return tuple(found)
     multiplier = launch.asked_multiplier(config, policy)
     # What NVML does not tell is the doctor's to say, as a finding.
     machine = launch.read_machine_facts(on_unreadable=lambda _: None)

@@ -72,7 +72,7 @@ def test_config_is_frozen(tmp_path: Path) -> None:
          "did you mean host_budget?"),
         ("host_budget: 4 GB/s\n", 1, 'host_budget: "4 GB/s" is not a size; write a number with a '
          "unit such as 4GiB"),
-        ("host_budget: 0GiB\n", 1, 'host_budget: "0GiB" is too small; write more than 0'),
+        ("host_budget: 0GiB\n", 1, 'host_budget: "0GiB" is too small; write 1MiB or more'),
         ("node: gpu\nhost_budget: 1GiB\n", 1, 'node: "gpu" is not one of auto, cuda, reference, '
          "simulated"),
         ("host_budget: 1GiB\nnode: cuda\n", 1, "model: a cuda node has no model of its own; set "

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from hisparsed.errors import UserError
+from hisparsed.node import resources
 from hisparsed.node.resources import runtime_folder
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Its name is short enough for sockets below it."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 @pytest.fixture
@@ -56,3 +61,25 @@ def test_a_damaged_note_removes_nothing_of_others(
     (state_dir / "runtime-folder").write_text(named, encoding="utf-8")
     with runtime_folder(state_dir):
         assert (precious / "file").exists()
+
+
+def test_where_its_name_is_too_long_for_sockets_another_folder_is_taken(
+    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("t" * 130)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with runtime_folder(state_dir) as folder, socket.socket(socket.AF_UNIX) as listener:
+        # As vLLM names them, in the folder of the thousandth engine.
+        (folder / "1000").mkdir()
+        listener.bind(str(folder / "1000" / str(uuid4())))
+    assert not list(long.iterdir())
+
+
+def test_without_any_folder_for_sockets_it_is_said_what_would_be_right(
+    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    monkeypatch.setattr(resources, "_OTHERS", ())
+    with pytest.raises(UserError, match=r"TMPDIR: .* is no place for sockets"):
+        runtime_folder(state_dir).__enter__()

@@ -23,6 +23,7 @@ from hisparsed.engine.cuda.nvml import SLOW_REASONS
 from hisparsed.node.openai.admission import Admission
 from hisparsed.node.openai.server import AdmissionCollector, ConnectionCollector
 from hisparsed.node.openai.session_limit import Queue, SessionLimiter
+from hisparsed.node.openai.upstream import How
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.signals import Lever
 
@@ -64,7 +65,7 @@ def labels_by_metric() -> dict[str, set[str]]:
 
     sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
     admission = Admission(unused, sessions=sessions, metrics_page=lambda: b"")
-    calls = AdmissionCollector(admission, ContextLimit())
+    calls = AdmissionCollector(admission, ContextLimit(), {How.CUT: 4})
     found: dict[str, set[str]] = {}
     connections = ConnectionCollector(Connections(HttpLimits()))
     for family in (*calls.collect(), *connections.collect()):

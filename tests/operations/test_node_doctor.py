@@ -101,7 +101,7 @@ def test_a_look_beside_this_node_takes_no_port_and_works_in_a_thread(
                 "api": {"port": taken.getsockname()[1]},
                 "control_socket": str(tmp_path / "control.sock"),
                 "state_dir": str(tmp_path / "state"),
-                "journal": {"max_size": "100000TiB"},
+                "journal": {"max_size": "1024TiB"},
             }
         )
         doctor = NodeDoctor.before_start(config, document, "reference")

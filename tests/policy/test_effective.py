@@ -173,7 +173,7 @@ def test_values_read_back_as_what_they_were() -> None:
             "stale_after": "1h30m",
             "hot": {"pcie_budget": 123_456_789, "free_low": 0.123456, "step": 1 / 3},
             "pools": {"offload": {"floor": "1.5GiB", "ceiling": "7000000001B", "start": "2GiB"}},
-            "admission": {"max_running": 1_234_567},
+            "admission": {"max_running": 123_456},
         }
     )
     nested: dict[str, Any] = {"version": 1}

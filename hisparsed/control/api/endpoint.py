@@ -9,20 +9,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.json_schema import JsonSchemaMode
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from hisparsed.control.api.errors import ERRORS, ApiError, ErrorBody
+from hisparsed.policy.problems import printable
 
 Handler = Callable[[Request], Awaitable[Response]]
 Method = Literal["GET", "POST"]
 
 JSON: Final = "application/json"
+
+
+class _Serial(IntegerConvertor):
+    """A whole number that SQLite takes; a path with a longer one is no path of ours."""
+
+    regex = "[0-9]{1,18}"
+
+
+register_url_convertor("serial", _Serial())
 
 
 class Endpoint(Route):
@@ -64,6 +75,10 @@ MAX_BODY_BYTES = 2**20
 """Policy documents are the longest bodies, and a thousandth of it."""
 
 
+def _printable(name: str) -> str:
+    return printable(name, lines=False)
+
+
 class ActorBody(BaseModel):
     """What every change is sent with."""
 
@@ -71,8 +86,10 @@ class ActorBody(BaseModel):
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
     )
 
-    actor: str = Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$")
-    """Who asks; kept in the journal."""
+    actor: Annotated[str, AfterValidator(_printable)] = Field(
+        min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$"
+    )
+    """Who asks; kept in the journal, with what cannot be shown escaped."""
 
 
 def parse_query(request: Request, model: type[M]) -> M:
@@ -106,7 +123,7 @@ def _first_problem(error: ValidationError) -> str:
 
 VERSION: Final = "3.1.0"
 _REFERENCE: Final = "#/components/schemas/{model}"
-_CONVERTER: Final = re.compile(r"\{(\w+):int\}")
+_CONVERTER: Final = re.compile(r"\{(\w+):serial\}")
 _ABOUT: Final = (
     "JSON over HTTP on the control socket of one node. Times are seconds, sizes are bytes. "
     "Additions within /v1 are keys and paths; what is there keeps its meaning."
@@ -189,7 +206,7 @@ def _in_path(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
             "name": name,
             "in": "path",
             "required": True,
-            "schema": {"type": "integer", "minimum": 0},
+            "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1},
         }
 
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hisparsed.control.operator import StaleGenerationError
+from hisparsed.policy.problems import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ class ApiError(Exception):
 
 def error_body(status: int, code: str, message: str) -> bytes:  # noqa: ARG001
     """The JSON of an error."""
-    return ErrorBody(error=ErrorDetail(code=code, message=message)).model_dump_json().encode()
+    detail = ErrorDetail(code=code, message=printable(message))
+    return ErrorBody(error=detail).model_dump_json().encode()
 
 
 def error_response(status: int, code: str, message: str) -> Response:

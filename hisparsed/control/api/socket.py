@@ -130,7 +130,7 @@ def recorded_actor(scope: Any, claimed: str) -> str:
 
 
 MODE = 0o660
-_LONGEST_PATH_BYTES = 107
+LONGEST_PATH_BYTES = 107
 _PROBE_S = 1.0
 _STOP_S = 5
 _LOOK_EVERY_S = 1.0
@@ -145,6 +145,16 @@ SocketReport = Callable[[EventKind, str], None]
 
 def _log(_: EventKind, sentence: str) -> None:
     log.warning("The control socket: %s", sentence)
+
+
+def path_problem(path: Path) -> str | None:
+    """Why no socket can be at ``path``, as far as its name says."""
+    if len(os.fsencode(path)) <= LONGEST_PATH_BYTES:
+        return None
+    return (
+        f"control_socket: {path} is longer than the {LONGEST_PATH_BYTES} bytes that a Unix socket "
+        "may have; choose a shorter path"
+    )
 
 
 class ControlServer:
@@ -235,11 +245,9 @@ class ControlServer:
 
     def _bind(self) -> socket.socket:
         path = self._path
-        if len(os.fsencode(path)) > _LONGEST_PATH_BYTES:
-            raise UserError(
-                f"control_socket: {path} is longer than the {_LONGEST_PATH_BYTES} bytes that a "
-                "Unix socket may have; choose a shorter path"
-            )
+        problem = path_problem(path)
+        if problem is not None:
+            raise UserError(problem)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ class ApiViews:
                 answer=HistoryTable,
             ),
             Endpoint(
-                "/v1/decisions/{sequence:int}",
+                "/v1/decisions/{sequence:serial}",
                 self.tick,
                 summary="One tick whole.",
                 query=_TickQuery,

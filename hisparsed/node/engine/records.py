@@ -148,6 +148,15 @@ def evidence_document(
     }
 
 
+def start_error(lines: Sequence[LogLine]) -> str | None:
+    """What ended the start of an engine, by the last traceback that it logged; oldest first."""
+    for line in reversed(lines):
+        if line.level >= logging.ERROR and "Traceback (most recent call last)" in line.text:
+            words = [one for one in line.text.splitlines() if one and not one.startswith(" ")]
+            return words[-1]
+    return None
+
+
 def save_evidence(state_dir: Path, document: dict[str, Any]) -> Path:
     """Write one file, whole or not at all, and drop the oldest beyond ``MOST_FILES``.
 

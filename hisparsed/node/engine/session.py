@@ -21,6 +21,7 @@ from hisparsed.engine.port import EngineGone
 from hisparsed.node.engine.processes import EngineProcesses
 from hisparsed.node.engine.supervision import Died
 from hisparsed.node.engine.watchdog import ReportAge
+from hisparsed.node.openai.background import BackgroundResponses
 from hisparsed.node.openai.session_limit import Queue
 from hisparsed.policy.units import format_duration
 
@@ -78,6 +79,8 @@ class EngineSession:
 
     app: Any
     """The OpenAI application."""
+    background: BackgroundResponses
+    """Calls of ``app`` that run on after their first answer."""
     canary: CanaryWatch
     latest: LatestTick
     on_tick: tuple[OnTick, ...]

@@ -28,6 +28,7 @@ from hisparsed.node.engine.session import EngineSession, LatestTick, RunningEngi
 from hisparsed.node.engine.values import EngineValues, engine_stop_s
 from hisparsed.node.engine.watchdog import StallWatchdog
 from hisparsed.node.node import WORKER_STOP_ENV, Node
+from hisparsed.node.openai.background import RESPONSES_API, BackgroundResponses
 
 if TYPE_CHECKING:
     from hisparsed.engine.launch import EngineHandle
@@ -187,6 +188,7 @@ async def _begin(node: Node, values: EngineValues, engine: RunningEngine) -> Eng
         latest = LatestTick(time.monotonic())
         return EngineSession(
             app=app,
+            background=BackgroundResponses(getattr(app.state, RESPONSES_API, None)),
             canary=canary,
             latest=latest,
             on_tick=(latest.watch, stalls.watch, canary.watch),

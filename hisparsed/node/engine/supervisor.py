@@ -18,14 +18,16 @@ from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.status.document import EngineEnd, EngineState, Status
 from hisparsed.errors import EngineStartError, UserError
 from hisparsed.node.engine import supervision
-from hisparsed.node.engine.records import evidence_document, save_evidence
+from hisparsed.node.engine.records import evidence_document, save_evidence, start_error
 from hisparsed.node.engine.reporting import EngineReporter, plan_sentence
 from hisparsed.node.engine.session import EngineSession
 from hisparsed.node.engine.start import StoppedWhileStarting
 from hisparsed.node.engine.supervision import Outcome, Values
 from hisparsed.node.engine.values import EngineValues, engine_stop_s, start_limit_s
 from hisparsed.node.openai.admission import STOPPING
+from hisparsed.node.openai.upstream import How
 from hisparsed.policy.keys import PendingRestart
+from hisparsed.policy.units import counted
 
 if TYPE_CHECKING:
     from hisparsed.node.node import Node
@@ -62,6 +64,7 @@ class Supervisor:
         self._starts = 0
         self._error: Exception | None = None
         self._outcome: Outcome | None = None
+        self._told_cut = 0
         self._changes: tuple[PendingRestart, ...] = ()
         """What the engine that is started has that the one before had not."""
         self._actor = DAEMON
@@ -157,8 +160,8 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         session = self._lifecycle.session or self._ending
         self._lifecycle.session = None
-        self._node.upstream.cut(STOPPING)
         if session is not None:
+            self._node.upstream.cut(STOPPING, session.background)
             await session.end(kill=False)
 
     def _spawn(
@@ -278,11 +281,18 @@ class Supervisor:
         started = isinstance(error, EngineStartError)
         processes = list(error.processes) if isinstance(error, EngineStartError) else []
         told = error.why if isinstance(error, EngineStartError) else str(error)
+        if isinstance(error, EngineStartError) and not error.killed:
+            told = start_error(self._node.views.logs.lines(limit=1_000, source="engine")) or told
         why = (told or type(error).__name__).rstrip(".")
         said, at_unix_s, evidence = f"it did not start: {why}", time.time(), None
-        if started:
+        if isinstance(error, EngineStartError):
             status = self._node.plane.status.status()
             evidence = await self._keep(self._evidence(said, at_unix_s, processes, status, None))
+            if self._error is error:
+                where = f"; evidence: {evidence}" if evidence is not None else ""
+                self._error = EngineStartError(
+                    why + where, processes=error.processes, killed=error.killed
+                )
         self._lifecycle.last_end = EngineEnd(
             at_unix_s=at_unix_s, why=said, processes=processes, evidence=evidence
         )
@@ -320,13 +330,17 @@ class Supervisor:
             self._living.cancel()
         status, at_unix_s = self._node.plane.status.status(), time.time()
         lifecycle.session, self._ending = None, session
-        self._node.upstream.cut(lifecycle.away())
+        upstream = self._node.upstream
+        upstream.cut(lifecycle.away(), session.background)
         stop_s = _stop_s(lifecycle.good)
         if lifecycle.state.stopping or lifecycle.state.phase is EngineState.FAILED:
             manager.stopping("Stopping the engine", within_s=2 * stop_s)
         async with manager.busy("Stopping the engine", at_most_s=2 * stop_s):
             processes = await session.end(kill=kill)
         self._ending = None
+        cut, self._told_cut = upstream.ended[How.CUT] - self._told_cut, upstream.ended[How.CUT]
+        if cut:
+            log.warning("%s were cut off; their clients got an error.", counted(cut, "call"))
         if why is not None:
             document = self._evidence(why, at_unix_s, processes, status, session.latest.outcome)
             lifecycle.last_end = EngineEnd(

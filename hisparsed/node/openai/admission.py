@@ -9,7 +9,8 @@ metrics page, and makes vLLM's health page report what the node knows of itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from hisparsed.node.openai.request_body import (
     prompt_marks,
 )
 from hisparsed.node.openai.session_limit import Entry, SessionLimit, SessionLimiter
+from hisparsed.node.openai.upstream import generates
 from hisparsed.policy import signals
 
 Scope = MutableMapping[str, Any]
@@ -33,17 +35,6 @@ SESSION_HEADERS = (b"x-hisparsed-session", b"x-session-id", b"x-claude-code-sess
 """The first that a call has names its session; the last two are those that routers hash."""
 MAX_BODY_BYTES = 64 * 2**20
 """Larger bodies are refused: a million tokens of text are a tenth of it."""
-_GENERATING = (
-    "/v1/completions",
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/systemone",
-    "/inference/v1/generate",
-    "/generative_scoring",
-    # Where SageMaker sends any of the calls above.
-    "/invocations",
-)
 _HEALTH = ("/health", "/ping")
 _ASK_AGAIN_S = 5.0
 STOPPING = Refusal(503, "node_draining", "this node is stopping; retry elsewhere", 5.0)
@@ -59,6 +50,8 @@ class AdmissionCounters:
     refused_answers: int = 0
     refused_engine: int = 0
     """There was no engine, or it was about to be restarted."""
+    cancelled: int = 0
+    """Their client went away while they were held back."""
 
 
 class Admission:
@@ -73,19 +66,26 @@ class Admission:
         context: ContextLimit | None = None,
         refusal: Callable[[], Refusal | None] = lambda: None,
         unready: Callable[[], str | None] = lambda: None,
+        background: Callable[[], Collection[asyncio.Future[Any]]] = tuple,
     ) -> None:
         """``refusal`` gives the answer while no call can start, ``unready`` the reason while the
-        node should get none."""
+        node should get none, ``background`` the calls that run after their first answer."""
         self._app = app
         self._refusal = refusal
         self._unready = unready
+        self._background = background
         self._context = context if context is not None else ContextLimit()
         self._metrics_page = metrics_page
         self.sessions = sessions
         self.counters = AdmissionCounters()
-        self.open_requests = 0
+        self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def open_requests(self) -> int:
+        """Calls that are not answered yet, those in the background too."""
+        return self._open + len(self._background())
 
     def release_held(self) -> None:
         """Calls that are held back end with the refusal; those that are open go on."""
@@ -108,11 +108,13 @@ class Admission:
 
     async def all_ended(self, within_s: float) -> bool:
         """Whether no call is open, at once or within so many seconds."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), within_s)
-        except TimeoutError:
-            return not self.open_requests
-        return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.open_requests:
+                    await self._idle.wait()
+                    if background := self._background():
+                        await asyncio.wait(background)
+        return not self.open_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -125,27 +127,27 @@ class Admission:
         if path in _HEALTH and (unhealthy := self._unhealthy()) is not None:
             await refuse(send, unhealthy)
             return
-        generates = path.startswith(_GENERATING) and scope["method"] == "POST"
-        if generates and (refusal := self._refusal()) is not None:
+        is_call = generates(scope)
+        if is_call and (refusal := self._refusal()) is not None:
             await self._refuse(send, path, refusal)
             return
         body = await self._body(scope, receive, send)
         if body is None:
             return
-        if not generates:
+        if not is_call:
             await self._app(scope, _replay(body, receive), send)
             return
         if (refusal := self._refusal()) is not None:
             await self._refuse(send, path, refusal)
             return
         # From here on it is a call: a client that never sends all of it holds up no drain.
-        self.open_requests += 1
+        self._open += 1
         self._idle.clear()
         try:
             await self._call(scope, body, receive, send)
         finally:
-            self.open_requests -= 1
-            if not self.open_requests:
+            self._open -= 1
+            if not self._open:
                 self._idle.set()
 
     def _unhealthy(self) -> Refusal | None:
@@ -219,6 +221,7 @@ class Admission:
             waiting: set[asyncio.Future[Any]] = {entry, hang_up}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not entry.done():
+                self.counters.cancelled += 1
                 return
             if entry.result() is Entry.ADMITTED:
                 await self._app(scope, _replay(body, receive, hang_up), send)

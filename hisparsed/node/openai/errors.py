@@ -70,6 +70,13 @@ class BegunResponse:
             self._first = part[len(_FIRST) :].split(_EVENT_END, 1)[0]
         self._events += part.count(_EVENT_END)
 
+    @property
+    def id(self) -> str | None:
+        """``None`` before it has begun."""
+        answer = self._answer()
+        found = answer.get("id") if answer is not None else None
+        return found if isinstance(found, str) else None
+
     def failed(self, kind: str, message: str) -> bytes:
         """The last event: ``response.failed``, or ``error`` where no answer was begun."""
         answer = self._answer()

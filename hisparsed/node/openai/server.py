@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
@@ -28,6 +28,7 @@ from hisparsed.logs.privacy import begin_call
 from hisparsed.node.openai.admission import Admission, App, Receive, Scope
 from hisparsed.node.openai.auth import KeyGuard
 from hisparsed.node.openai.errors import Refusal, Send, is_below, refuse
+from hisparsed.node.openai.upstream import How
 
 SERVED: Final = (
     # About the node.
@@ -147,11 +148,14 @@ def _error_body(status: int, code: str, message: str) -> bytes:
 
 
 class AdmissionCollector(Collector):
-    """Open, held and refused requests, read where they are counted when asked."""
+    """Open, held, refused and ended requests, read where they are counted when asked."""
 
-    def __init__(self, admission: Admission, context: ContextLimit) -> None:
+    def __init__(
+        self, admission: Admission, context: ContextLimit, ended: Mapping[How, int]
+    ) -> None:
         self._admission = admission
         self._context = context
+        self._ended = ended
 
     def collect(self) -> Iterator[Any]:
         yield GaugeMetricFamily(
@@ -169,6 +173,15 @@ class AdmissionCollector(Collector):
         refused.add_metric(("answers",), self._admission.counters.refused_answers)
         refused.add_metric(("max-context",), self._context.refused)
         yield refused
+        ended = CounterMetricFamily(
+            "hisparsed_ended_requests",
+            "Requests that the engine was to answer, by how they ended.",
+            labels=("how",),
+        )
+        for how in How:
+            held = self._admission.counters.cancelled if how is How.CANCELLED else 0
+            ended.add_metric((how.value,), self._ended.get(how, 0) + held)
+        yield ended
         yield GaugeMetricFamily(
             "hisparsed_held_requests",
             "Requests that a limit of the policy keeps out of the engine now.",

@@ -1,15 +1,19 @@
 """Forwards calls to the application of the running engine, and answers while there is none.
 
 An ASGI application that outlives engines. Open calls can be cut: their clients get an error in the
-form of their API, never a connection that hangs. Admission decides which calls come here.
+form of their API, never a connection that hangs. How each generating call ended is counted.
+Admission decides which calls come here.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, Final, Protocol
 
+from hisparsed.node.openai.background import BackgroundResponses, KeptResponses
 from hisparsed.node.openai.errors import (
     AnthropicErrors,
     BegunResponse,
@@ -29,11 +33,45 @@ _TRY_AGAIN_LATER = 1013
 """Close code of a WebSocket."""
 
 
+GENERATING: Final = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/systemone",
+    "/inference/v1/generate",
+    "/generative_scoring",
+    # Where SageMaker sends any of the calls above.
+    "/invocations",
+)
+
+
+def generates(scope: Scope) -> bool:
+    """Whether a request is a call for tokens."""
+    return scope["method"] == "POST" and str(scope["path"]).startswith(GENERATING)
+
+
+class How(StrEnum):
+    """How a call ended."""
+
+    ANSWERED = "answered"
+    """Whole, or refused by vLLM for what it says."""
+    CANCELLED = "cancelled"
+    """Its client went away before."""
+    CUT = "cut"
+    """Its engine ended, or its time was over."""
+    FAILED = "failed"
+    """vLLM answered with an error of its own."""
+
+
 class Serving(Protocol):
     """An engine that takes calls; what ``app`` answers counts while it is alive."""
 
     @property
     def app(self) -> App: ...
+
+    @property
+    def background(self) -> BackgroundResponses: ...
 
     def is_alive(self) -> bool: ...
 
@@ -46,13 +84,18 @@ class Upstream:
         self._engine = engine
         self._away = away
         self._calls: set[_Call] = set()
-        self.cut_total = 0
-        """Calls that were ended because their engine was, or their time was over."""
+        self._kept = KeptResponses()
+        self.ended: Counter[How] = Counter()
+        """Generating calls; of those in the background only what was cut."""
 
-    def cut(self, refusal: Refusal) -> None:
-        """Open calls end with ``refusal``."""
+    def cut(self, refusal: Refusal, background: BackgroundResponses) -> None:
+        """Open calls end with ``refusal``, and so do those in the background."""
         for call in self._calls:
             call.cut(refusal)
+        found, cut = background.end(refusal)
+        self._kept.keep(found)
+        # What a client also follows as a stream is one call, counted there.
+        self.ended[How.CUT] += len(cut - {call.response_id for call in self._calls})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         engine = self._engine()
@@ -63,18 +106,25 @@ class Upstream:
                 await engine.app(scope, receive, send)
             return
         form = form_of(scope["path"])
+        if await self._kept.answers(scope, send):
+            return
         if engine is None:
             await refuse(send, self._away(), form)
             return
-        call = _Call(send, form, engine.is_alive)
+        call = _Call(receive, send, form, engine.is_alive)
         self._calls.add(call)
         try:
-            await self._run(engine, call, scope, receive)
+            await self._run(engine, call, scope)
+        except Exception:
+            call.failed = True
+            raise
         finally:
             self._calls.discard(call)
+            if generates(scope):
+                self.ended[call.how()] += 1
 
-    async def _run(self, engine: Serving, call: _Call, scope: Scope, receive: Receive) -> None:
-        running = asyncio.ensure_future(engine.app(scope, receive, call.send))
+    async def _run(self, engine: Serving, call: _Call, scope: Scope) -> None:
+        running = asyncio.ensure_future(engine.app(scope, call.receive, call.send))
         ends: set[asyncio.Future[Any]] = {running, call.refusal}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +138,6 @@ class Upstream:
         if running.done() and not running.cancelled():
             running.exception()  # that of a call whose engine is gone is nobody's news
         if not call.ended:
-            self.cut_total += 1
             await call.end(call.refusal.result() if call.refusal.done() else self._away())
 
 
@@ -100,13 +149,19 @@ def _broke(engine: Serving, running: asyncio.Future[Any]) -> bool:
 class _Call:
     """One open call: what its client has had so far."""
 
-    def __init__(self, send: Send, form: ErrorForm, is_alive: Callable[[], bool]) -> None:
+    def __init__(
+        self, receive: Receive, send: Send, form: ErrorForm, is_alive: Callable[[], bool]
+    ) -> None:
+        self._receive = receive
         self._send = AnthropicErrors(send) if form is ErrorForm.ANTHROPIC else send
         self._form = form
         self._is_alive = is_alive
         self._response = BegunResponse() if form is ErrorForm.RESPONSES else None
         self._begun = False
         self._streams = False
+        self.failed = False
+        self._left = False
+        self._was_cut = False
         self.ended = False
         self.lost = False
         """The application answered with the death of its engine."""
@@ -116,13 +171,37 @@ class _Call:
         if not self.refusal.done():
             self.refusal.set_result(refusal)
 
+    @property
+    def response_id(self) -> str | None:
+        """Of a stream of the Responses API, once it has begun."""
+        return self._response.id if self._response is not None else None
+
+    def how(self) -> How:
+        """Of a call that is over."""
+        if self._was_cut:
+            return How.CUT
+        if self._left:
+            return How.CANCELLED
+        if self.failed:
+            return How.FAILED
+        return How.ANSWERED if self.ended else How.CANCELLED
+
+    async def receive(self) -> Message:
+        """What the client sends; notes that it went away before it had its answer."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self.ended:
+            self._left = True
+        return message
+
     async def send(self, message: Message) -> None:
         """What the application answers, up to the first word of its engine's death."""
         if self.lost or self.refusal.done():
             return
-        if not self._is_alive() and self._tells_of_an_error(message):
-            self.lost = True
-            return
+        if self._tells_of_an_error(message):
+            self.failed = True
+            if not self._is_alive():
+                self.lost = True
+                return
         if message["type"] == "http.response.start":
             self._begun = True
             content_type = dict(message.get("headers", ())).get(b"content-type", b"")
@@ -141,7 +220,7 @@ class _Call:
 
     async def end(self, refusal: Refusal) -> None:
         """Give the client what there is to say in the form that it waits for."""
-        self.ended = True
+        self.ended = self._was_cut = True
         if not self._begun:
             await refuse(self._send, refusal, self._form)
         elif self._streams:

@@ -96,8 +96,8 @@ TOUCHED = (
         why="the engine as the daemon holds it; calls beyond a limit are refused or take turns",
         breaks="the daemon does not start an engine, or does not see that it has died",
         uses=(
-            *overrides("generate"),
-            *reads("engine_core", "errored", "logger_manager", "model_config"),
+            *overrides("errored", "generate"),
+            *reads("dead_error", "engine_core", "logger_manager", "model_config"),
             *reads("output_handler", "vllm_config"),
             *calls("from_vllm_config", 1),
             *calls("generate", 3),
@@ -338,8 +338,30 @@ TOUCHED = (
         uses=reads("outputs", "num_cached_tokens", "request_id", "finished"),
     ),
     Touch(
+        "vllm.outputs:CompletionOutput",
+        by=("engine.limited_llm",),
+        why="a call that the engine core aborted is not taken for one that is whole",
+        breaks="an answer that was cut off looks finished",
+        uses=reads("finish_reason"),
+    ),
+    Touch(
+        "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses",
+        by=("node.openai.background",),
+        why="responses in the background are waited for, and fail when they are cut",
+        breaks="a drain cuts responses in the background",
+        uses=reads("background_tasks", "response_store"),
+    ),
+    Touch(
+        "vllm.entrypoints.openai.responses.protocol:ResponsesResponse",
+        by=("node.openai.background",),
+        why="what a client sees of a response in the background",
+        breaks="a response that was cut off looks finished, or goes on for ever",
+        uses=fields("id", "status"),
+    ),
+    Touch(
         "vllm.envs",
         by=(
+            "engine.environment",
             "engine.launch",
             "soak.engine",
             "simulate.command",
@@ -348,14 +370,18 @@ TOUCHED = (
         ),
         why="quiet logs, no usage reports, how processes start and end, sockets' place",
         breaks="vLLM ignores the setting",
-        uses=texts(
-            "VLLM_LOGGING_LEVEL",
-            "VLLM_NO_USAGE_STATS",
-            "VLLM_ENABLE_V1_MULTIPROCESSING",
-            "VLLM_PLUGINS",
-            "VLLM_WORKER_MULTIPROC_METHOD",
-            "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
-            "VLLM_RPC_BASE_PATH",
+        uses=(
+            *reads("environment_variables"),
+            *texts(
+                "VLLM_LOGGING_LEVEL",
+                "VLLM_NO_USAGE_STATS",
+                "VLLM_ENABLE_V1_MULTIPROCESSING",
+                "VLLM_PLUGINS",
+                "VLLM_PORT",
+                "VLLM_WORKER_MULTIPROC_METHOD",
+                "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS",
+                "VLLM_RPC_BASE_PATH",
+            ),
         ),
     ),
     Touch(

@@ -191,7 +191,7 @@ def test_every_answer_is_one_that_the_document_has(
     assert found.problems == []
     assert found.answered > fewest
     described = {
-        f"{endpoint.method} {endpoint.path.replace(':int', '')}" for endpoint in endpoints(api)
+        f"{endpoint.method} {endpoint.path.replace(':serial', '')}" for endpoint in endpoints(api)
     }
     assert found.operations == described - {f"GET {STREAM}"}
 

@@ -29,6 +29,7 @@ from hisparsed.node.engine.supervision import Died, Outcome
 from hisparsed.node.engine.supervisor import Supervisor
 from hisparsed.node.engine.values import EngineValues
 from hisparsed.node.node import Node, build_node
+from hisparsed.node.openai.background import BackgroundResponses
 from hisparsed.node.openai.session_limit import Queue
 from hisparsed.node.service import ServiceManager
 from hisparsed.policy.events import EventKind
@@ -49,6 +50,7 @@ class MadeUpSession:
         self.may_end.set()
         self.ended: bool | None = None
         self.latest = SimpleNamespace(outcome=None)
+        self.background = BackgroundResponses(None)
         self.canary = SimpleNamespace(
             status=lambda: CanaryStatus(state=CanaryState.OK, sentence="equal")
         )

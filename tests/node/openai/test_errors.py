@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from hisparsed.node.openai.admission import STOPPING, Admission
+from hisparsed.node.openai.background import BackgroundResponses
 from hisparsed.node.openai.errors import (
     BegunResponse,
     ErrorForm,
@@ -119,7 +120,7 @@ class Node:
 
     async def cut(self) -> None:
         await self.began.wait()
-        self.upstream.cut(AWAY)
+        self.upstream.cut(AWAY, BackgroundResponses(None))
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from hisparsed.node.openai.server import (
     metrics_page,
 )
 from hisparsed.node.openai.session_limit import Queue, SessionLimiter
+from hisparsed.node.openai.upstream import How
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ async def test_metrics_are_at_their_path_without_a_redirect() -> None:
     sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
     admission = Admission(unused, sessions=sessions, metrics_page=lambda: b"")
     admission.counters.refused_session = 3
-    registry.register(AdmissionCollector(admission, ContextLimit()))
+    registry.register(AdmissionCollector(admission, ContextLimit(), {How.CUT: 4}))
     connections = Connections(HttpLimits(), open=5)
     connections.cut[Cut.SLOW_HEADERS] = 2
     registry.register(ConnectionCollector(connections))
@@ -85,6 +86,7 @@ async def test_metrics_are_at_their_path_without_a_redirect() -> None:
         for sample in family.samples
     }
     assert samples["hisparsed_refused_requests_total", "session-limit"] == 3
+    assert 'hisparsed_ended_requests_total{how="cut"} 4.0' in page.text
     assert samples["hisparsed_open_requests", None] == 0
     assert samples["hisparsed_open_connections", None] == 5
     assert samples["hisparsed_cut_connections_total", "slow-headers"] == 2

@@ -1,0 +1,83 @@
+"""Responses that run in the background: open until they are answered, failed when they are cut.
+
+vLLM keeps responses in its application, where a client asks for them by id until they are done, and
+takes those in the background only where its store is switched on. They end with the application;
+the last of them are kept here, so that a client that asks later gets its answer, and is never told
+that one is whole that was cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from hisparsed.node.openai.errors import Refusal, Send, answer
+
+RESPONSES_API: Final = "openai_serving_responses"
+"""Where vLLM's application keeps it, in its state."""
+ROOT: Final = "/v1/responses/"
+MOST_KEPT = 1_000
+_OPEN: Final = ("queued", "in_progress")
+
+
+class BackgroundResponses:
+    """``api`` is vLLM's Responses API of one engine; ``None`` where the model has none."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api
+
+    def tasks(self) -> Collection[asyncio.Task[Any]]:
+        """Those that still run."""
+        if self._api is None:
+            return ()
+        return [one for one in self._api.background_tasks.values() if not one.done()]
+
+    def end(self, refusal: Refusal) -> tuple[dict[str, dict[str, Any]], set[str]]:
+        """End those that are not answered: all responses by id, as clients are to see them, and
+        the ids of those that were ended."""
+        if self._api is None:
+            return {}, set()
+        for task in self.tasks():
+            task.cancel()
+        cut: set[str] = set()
+        found: dict[str, dict[str, Any]] = {}
+        for name, response in list(self._api.response_store.items())[-MOST_KEPT:]:
+            error = {}
+            if response.status in _OPEN:
+                cut.add(name)
+                response.status = "failed"
+                error = {"error": {"code": "server_error", "message": refusal.message}}
+            found[name] = {**response.model_dump(mode="json"), **error}
+        return found, cut
+
+
+class KeptResponses:
+    """What clients are told of responses whose engine is gone; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    def keep(self, found: Mapping[str, dict[str, Any]]) -> None:
+        self._kept.update(found)
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+
+    async def answers(self, scope: Mapping[str, Any], send: Send) -> bool:
+        """Whether the request was for one of them; it is answered then."""
+        if scope["method"] != "GET" or not scope["path"].startswith(ROOT):
+            return False
+        found = self._kept.get(scope["path"].removeprefix(ROOT))
+        if found is None:
+            return False
+        if b"stream=true" in scope["query_string"].lower():
+            kind_of_event = f"response.{found['status']}"
+            event = {"type": kind_of_event, "sequence_number": 0, "response": found}
+            body = f"event: {kind_of_event}\ndata: {json.dumps(event)}\n\n".encode()
+            kind = b"text/event-stream"
+        else:
+            body, kind = json.dumps(found).encode(), b"application/json"
+        await answer(send, 200, body, kind)
+        return True

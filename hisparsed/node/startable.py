@@ -1,0 +1,32 @@
+"""What a start refuses before it takes anything: one check, which `serve` and the doctor call.
+
+Not here: what the kind of node refuses (``engine.launch``), and what must be tried, such as ports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hisparsed.config.node import NodeConfig
+from hisparsed.control.api.socket import path_problem
+from hisparsed.engine.environment import environment_problems
+from hisparsed.errors import UserError
+from hisparsed.node.resources import temporary_folder
+
+
+def start_problems(config: NodeConfig, environ: Mapping[str, str]) -> list[str]:
+    """Each names the setting and what would be right."""
+    problem = path_problem(config.control_socket)
+    found = [*environment_problems(environ), *([problem] if problem is not None else [])]
+    try:
+        temporary_folder()
+    except UserError as error:
+        found.append(str(error))
+    return found
+
+
+def require_startable(config: NodeConfig, environ: Mapping[str, str]) -> None:
+    """Raises ``UserError`` with all of it."""
+    problems = start_problems(config, environ)
+    if problems:
+        raise UserError("\n".join(problems))

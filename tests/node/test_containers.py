@@ -1,0 +1,231 @@
+"""A node in a container: a user without a name, Kubernetes' variables, long paths, process 1."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_faults import NO_START, Faults
+from serve_process import START_S, NodeFiles, ServeProcess, hisparsed, plain_environment
+from streaming import complete
+
+from hisparsed.operations.checks import EXIT_FATAL
+
+pytestmark = pytest.mark.timeout(600)
+
+WITHOUT_NAMES = """\
+import pwd
+
+
+def nobody(_):
+    raise KeyError("uid not found")
+
+
+pwd.getpwuid = nobody
+"""
+"""What Python runs first in a process that has it on its path."""
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a container of no user's, in a pod beside a service called vllm."""
+    folder = tmp_path_factory.mktemp("container")
+    (folder / "sitecustomize.py").write_text(WITHOUT_NAMES, encoding="utf-8")
+    temporary = folder / ("t" * 130)
+    temporary.mkdir()
+    paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "VLLM_PORT": "tcp://10.0.0.1:8000",
+        "VLLM_SERVICE_HOST": "10.0.0.1",
+        "TMPDIR": str(temporary),
+        **dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME", "SUDO_USER"), ""),
+    }
+
+
+@pytest.fixture(scope="module")
+def node(
+    tmp_path_factory: pytest.TempPathFactory, container: dict[str, str]
+) -> Iterator[ServeProcess]:
+    served = ServeProcess(NodeFiles(tmp_path_factory.mktemp("node")), **container)
+    try:
+        yield served.wait_until_ready()
+        assert served.end() == 0, served.log_end()
+        served.assert_nothing_left()
+        assert "Traceback" not in served.log()
+    finally:
+        served.kill()
+
+
+@pytest.mark.engine
+def test_it_serves_and_says_what_it_left_out(node: ServeProcess) -> None:
+    assert complete(node.http, "hello", 4)["usage"]["completion_tokens"] == 4
+    assert "VLLM_PORT=tcp://10.0.0.1:8000 is left out" in node.log()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("freeze",),
+        ("mode", "advise", "split"),
+        ("policy", "set", "rebalance.step", "2%", "--for", "1m"),
+        ("top", "--once"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_works_for_a_user_without_a_name(
+    node: ServeProcess, container: dict[str, str], words: tuple[str, ...]
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "hisparsed", *words, "--socket", str(node.files.socket)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=plain_environment() | container,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.engine
+def test_the_journal_knows_the_user_by_number(node: ServeProcess) -> None:
+    with node.control_http() as control:
+        events = control.get("/v1/journal/events").json()["events"]
+    assert f"uid {os.geteuid()}" in {event["actor"] for event in events}
+
+
+# --- what starts no node ------------------------------------------------------------
+
+
+def doctor(files: NodeFiles, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hisparsed", "doctor", "--config", str(files.config_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=plain_environment() | environment,
+    )
+
+
+def both_refuse(files: NodeFiles, words: str, **environment: str) -> None:
+    """`serve` and `doctor`, in the same words."""
+    files.write_config()
+    serve = ServeProcess(files, **environment)
+    try:
+        assert serve.wait() == 2, serve.log_end()
+        assert words in serve.log().replace("\n", " ")
+        assert "Traceback" not in serve.log()
+    finally:
+        serve.kill()
+    found = doctor(files, **environment)
+    assert found.returncode == EXIT_FATAL, found.stdout
+    assert words.split("; ", maxsplit=1)[0] in " ".join(found.stdout.split())
+
+
+def test_a_slab_too_small_for_one_request_is_refused_by_both(files: NodeFiles) -> None:
+    files.document["reference"]["gpu_blocks"] = 10
+    both_refuse(files, "reference.gpu_blocks: 10 cannot admit one request")
+
+
+def test_a_socket_path_too_long_is_refused_by_both(files: NodeFiles) -> None:
+    files.document["control_socket"] = str(files.folder / ("s" * 110))
+    both_refuse(files, "than the 107 bytes that a Unix socket may have")
+
+
+def test_a_port_of_vllms_that_is_none_is_refused_by_both(files: NodeFiles) -> None:
+    both_refuse(files, 'VLLM_PORT: "http" is no port; unset it', VLLM_PORT="http")
+
+
+@pytest.mark.engine
+def test_a_variable_that_vllm_cannot_read_is_named_before_an_engine_starts(
+    files: NodeFiles,
+) -> None:
+    serve = ServeProcess(files, VLLM_ENGINE_READY_TIMEOUT_S="soon")
+    try:
+        assert serve.wait(START_S) == 2, serve.log_end()
+        assert (
+            serve.log()
+            .splitlines()[-1]
+            .startswith('hisparsed: VLLM_ENGINE_READY_TIMEOUT_S: vLLM cannot read "soon"')
+        )
+        serve.assert_nothing_left()
+    finally:
+        serve.kill()
+
+
+@pytest.mark.engine
+def test_the_last_line_of_a_failed_start_says_why_and_where_more_is(
+    files: NodeFiles, tmp_path: Path
+) -> None:
+    faults = Faults(tmp_path / "faults")
+    faults.begin(NO_START)
+    serve = ServeProcess(files, **faults.environment)
+    try:
+        assert serve.wait(START_S) == 70, serve.log_end()
+        last = serve.log().splitlines()[-1]
+        assert last.startswith(
+            "hisparsed: the engine did not start: RuntimeError: a test wants no engine to start"
+        )
+        assert Path(last.partition("; evidence: ")[2]).is_file()
+        serve.assert_nothing_left()
+    finally:
+        serve.kill()
+
+
+# --- as process 1 -------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or os.geteuid() != 0, reason="needs a name space of its own"
+)
+@pytest.mark.parametrize("after_s", [0.4, 1.0, 2.5])
+def test_a_signal_that_comes_early_is_not_lost_on_process_1(
+    files: NodeFiles, after_s: float
+) -> None:
+    with tempfile.TemporaryFile() as log:
+        words = [str(shutil.which("unshare")), "--pid", "--fork", "--kill-child", sys.executable]
+        outside = subprocess.Popen(
+            [*words, "-m", "hisparsed", "serve", "--config", str(files.config_path)],
+            stdout=log,
+            stderr=log,
+            env=plain_environment(),
+            start_new_session=True,
+        )
+        try:
+            time.sleep(after_s)
+            (inside,) = children_of(outside.pid)
+            os.kill(inside, signal.SIGTERM)
+            assert outside.wait(30) == 0
+        finally:
+            outside.kill()
+            outside.wait()
+        log.seek(0)
+        assert b"Traceback" not in log.read()
+    assert not files.socket.exists()
+
+
+def children_of(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    return [int(one) for one in text.split()]
+
+
+def test_the_policy_may_lie_in_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/no\xfftext"))
+    folder.mkdir()
+    policy = folder / "policy.yaml"
+    policy.write_text("version: 1\ntick: 1e300\n", encoding="utf-8")
+    result = hisparsed("policy", "check", "--offline", str(policy))
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "out of range" in result.stderr
