@@ -83,6 +83,19 @@ NodeCheck = Callable[[Policy], Sequence[str]]
 """What makes a policy impossible on a node: texts that name keys; empty when nothing does."""
 
 
+def left_out(before: Loaded[Policy], after: Loaded[Policy]) -> tuple[str, ...]:
+    """Keys that the document ``before`` gives and ``after`` does not: they have their defaults.
+
+    A document that was cut off in the middle is often valid; this is what shows it.
+    """
+    then, now = sources_of(before, (), ()), sources_of(after, (), ())
+    return tuple(
+        name
+        for name, source in then.items()
+        if source.origin is Origin.DOCUMENT and now[name].origin is Origin.DEFAULT
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Effective:
     """What holds at one moment."""

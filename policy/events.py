@@ -58,6 +58,7 @@ class EventKind(StrEnum):
     STATE_NOT_KEPT = "state-not-kept", EventLevel.WARNING
     STATE_KEPT = "state-kept"
     JOURNAL_SET_ASIDE = "journal-set-aside", EventLevel.WARNING
+    JOURNAL_LOST = "journal-lost", EventLevel.WARNING
     CLOCK_SET = "clock-set", EventLevel.WARNING
     GPU_LOST = "gpu-lost", EventLevel.ERROR
     GPU_BACK = "gpu-back"

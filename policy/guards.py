@@ -14,6 +14,7 @@ from hisparsed.policy.memory import Direction, Memory, MoveHistory, free_share
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.schema_levers import BackOff
 from hisparsed.policy.signals import Snapshot
+from hisparsed.policy.units import counted
 
 
 def pace(history: MoveHistory, back_off: BackOff) -> float:
@@ -84,7 +85,7 @@ def wait_is_no_shortage(policy: Policy, snapshot: Snapshot, memory: Memory) -> H
         return None
     limit = snapshot.admission.max_running
     if requests.running >= limit:
-        because = f"{requests.waiting} requests wait for the limit of {limit} running ones"
+        because = f"{_waiting(snapshot)} for the limit of {limit} running ones"
         return Reason.NOT_KV_PRESSURE, because
     filled = step_fill(snapshot, memory)
     if filled is not None and filled >= policy.hot.prefill_bound_at:
@@ -97,11 +98,16 @@ def wait_is_no_shortage(policy: Policy, snapshot: Snapshot, memory: Memory) -> H
     enough = share >= policy.hot.free_high if need is None else need <= snapshot.gpu.free_blocks
     if enough:
         because = (
-            f"{requests.waiting} requests wait while {share:.0%} of GPU blocks are free; "
-            "something else holds them"
+            f"{_waiting(snapshot)} while {share:.0%} of GPU blocks are free; something else holds "
+            f"{'it' if requests.waiting == 1 else 'them'}"
         )
         return Reason.NOT_KV_PRESSURE, because
     return None
+
+
+def _waiting(snapshot: Snapshot) -> str:
+    count = snapshot.requests.waiting
+    return f"{counted(count, 'request')} wait{'s' if count == 1 else ''}"
 
 
 def step_fill(snapshot: Snapshot, memory: Memory) -> float | None:

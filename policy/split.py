@@ -30,6 +30,7 @@ from hisparsed.policy.memory import Direction, Expectation, Memory, Window
 from hisparsed.policy.reach import equal_reach_blocks, reach_at, reach_now
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Lever, Snapshot
+from hisparsed.policy.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,11 @@ def _held(
     unsettled = snapshot.pending_blocks if grows else snapshot.draining_blocks
     if unsettled:
         state = "pending" if grows else "draining"
-        return Reason.SETTLING, f"{unsettled} blocks of the last move are still {state}"
+        are = "is" if unsettled == 1 else "are"
+        return (
+            Reason.SETTLING,
+            f"{counted(unsettled, 'block')} of the last move {are} still {state}",
+        )
     if probing and memory.expectation is not None and memory.expectation.realised is None:
         return Reason.SETTLING, "what the last move brought is not known yet"
     cool_down_s = rebalance.cool_down_towards_safety if hurried else rebalance.cool_down
@@ -325,7 +330,9 @@ def _pointless(
         empty_chunks = max(0, offload.capacity_chunks - offload.stored_chunks)
         empty, name = empty_chunks // snapshot.geometry.chunks_per_host_block, "offload"
     if empty >= abs(change_blocks):
-        return Reason.NO_BENEFIT, f"{empty} host blocks of the {name} pool are still empty"
+        are = "is" if empty == 1 else "are"
+        because = f"{counted(empty, 'host block')} of the {name} pool {are} still empty"
+        return Reason.NO_BENEFIT, because
     return None
 
 

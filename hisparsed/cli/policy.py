@@ -83,7 +83,7 @@ def show(
 @app.command()
 def diff(file: _File, as_json: JsonOption = False, socket: SocketOption = None) -> None:
     """Say what a document would change of the one in force."""
-    from hisparsed.control.text.policy import changes_text, judgement_text
+    from hisparsed.control.text.policy import changes_text, judgement_text, left_out_text
     from hisparsed.policy.effective import load_policy
 
     text = load_policy(file).loaded.text
@@ -92,6 +92,8 @@ def diff(file: _File, as_json: JsonOption = False, socket: SocketOption = None) 
         typer.echo(json.dumps(answer, indent=2))
     elif answer["ok"]:
         typer.echo(changes_text(answer["changes"]), nl=False)
+        if answer.get("left_out"):
+            typer.echo(left_out_text(answer["left_out"]))
     else:
         typer.echo(judgement_text(str(file), answer, node="the daemon", not_compared=""), nl=False)
     if not answer["ok"]:

@@ -30,6 +30,7 @@ from hisparsed.policy.effective import (
     CheckedPolicy,
     Effective,
     check_policy,
+    left_out,
     load_policy,
     pressure_now,
 )
@@ -103,6 +104,18 @@ class Reload:
     active: ActivePolicy
     error: str | None = None
     dropped: tuple[Dropped, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Keys of the document before that this one does not give; they have their defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A document that is not in force: the policy, or what is wrong with it."""
+
+    policy: Policy | None
+    problems: tuple[Problem, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Keys of the document in force that this one does not give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +272,9 @@ class PolicySource:
         if loaded.content_hash == self._active.content_hash:
             return Reload(ReloadOutcome.UNCHANGED, self._active)
         self._active = self._activate(loaded, self._active.generation + 1)
+        gone = left_out(self._checked.loaded, loaded)
         dropped = self._put(loaded, self.overrides)
-        return Reload(ReloadOutcome.LOADED, self._active, dropped=dropped)
+        return Reload(ReloadOutcome.LOADED, self._active, dropped=dropped, left_out=gone)
 
     def _reject(self, why: str, actor: str) -> Reload:
         why = printable(why)
@@ -320,13 +334,14 @@ class PolicySource:
             jump_s,
         )
 
-    def judge(self, text: str) -> tuple[Policy | None, tuple[Problem, ...]]:
-        """What ``reload`` would say of ``text``: the policy, or what is wrong with it."""
+    def judge(self, text: str) -> Judged:
+        """What ``reload`` would say of ``text``."""
         try:
             loaded = parse_document(text, str(self._path), Policy)
-            return check_policy(loaded, (), self._node_problems).loaded.value, ()
+            policy = check_policy(loaded, (), self._node_problems).loaded.value
         except ConfigError as error:
-            return None, error.problems
+            return Judged(None, error.problems)
+        return Judged(policy, left_out=left_out(self._checked.loaded, loaded))
 
     def _put(
         self, loaded: Loaded[Policy], overrides: Sequence[Override], *, rise: bool = False

@@ -14,6 +14,7 @@ from hisparsed.control.events import DAEMON, EventRecorder
 from hisparsed.control.holds import Holds
 from hisparsed.control.live_policy import Advance, Dropped, PolicySource, Reload, ReloadOutcome
 from hisparsed.control.state_files import OverrideFile, OverrideFileError
+from hisparsed.control.text.policy import left_out_text
 from hisparsed.control.text.status import value_text
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.schedules import Override, Scalar
@@ -111,6 +112,8 @@ class Operator:
                 f"{actor} reloaded the policy: generation {active.generation} "
                 f"({active.content_hash[:12]}) replaces {before} at the next tick."
             )
+            if reload.left_out:
+                sentence += f" {left_out_text(reload.left_out)}"
             self._recorder.event(EventKind.POLICY_LOADED, sentence, actor=actor)
             record_dropped(self._recorder, reload.dropped)
         elif was_bad:

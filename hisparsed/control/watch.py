@@ -160,7 +160,7 @@ class StateWatch:
         self._recorder = recorder
         self._files = files
         self._reported: set[str] = set()
-        self._set_aside = 0
+        self._set_aside = self._lost = 0
 
     def not_kept(self) -> list[str]:
         """Why files other than the journal cannot be written; empty when all can."""
@@ -174,6 +174,13 @@ class StateWatch:
                 EventKind.JOURNAL_SET_ASIDE,
                 f"The journal {self._journal.path} was damaged or of another version; it is kept "
                 "beside it and begun anew. Earlier decisions are in the kept file only.",
+            )
+        if health.lost > self._lost:
+            self._lost = health.lost
+            self._recorder.event(
+                EventKind.JOURNAL_LOST,
+                f"The journal {self._journal.path} was removed or replaced while it was written; "
+                "it is begun anew. Earlier decisions are in the file that was taken away only.",
             )
         error = health.error
         self._report(

@@ -43,6 +43,7 @@ KINDS: Final = {
     EventKind.DOCTOR_CLEARED: "what the doctor had found is gone",
     EventKind.STATE_NOT_KEPT: "a file of the state folder cannot be written; the node goes on",
     EventKind.STATE_KEPT: "it is written again",
+    EventKind.JOURNAL_LOST: "the file was removed or replaced while written; it begins anew",
     EventKind.JOURNAL_SET_ASIDE: "the journal was damaged or of another version; it begins anew",
     EventKind.CLOCK_SET: "somebody set the machine's clock",
     EventKind.GPU_LOST: "a GPU fell off the bus or needs a reset",

@@ -126,3 +126,26 @@ def test_an_action_for_an_older_policy_is_refused_whole(node: Any) -> None:
     with pytest.raises(StaleGenerationError, match="generation 2, not 1"):
         node.operator.freeze([Lever.SPLIT], actor="ben", expected_generation=1)
     assert node.holds.frozen == frozenset()
+
+
+async def test_a_document_that_was_cut_off_says_which_keys_have_their_defaults(
+    make_node: Any,
+) -> None:
+    whole = (
+        "version: 1\ntick: 2s\nrebalance:\n  window: 3s\n  margin: 30%\nhot: {max: 3, start: 2}\n"
+    )
+    node = make_node(whole)
+    cut = whole[: whole.index("  margin")]
+    assert node.source.judge(cut).left_out == ("rebalance.margin", "hot.max", "hot.start")
+    node.policy_path.write_text(cut)
+    reload = node.operator.reload(actor="ann")
+    assert reload.outcome == "loaded"
+    assert reload.left_out == ("rebalance.margin", "hot.max", "hot.start")
+    (event,) = await node.journal.events(1)
+    assert event.sentence.endswith(
+        "3 keys return to their defaults: rebalance.margin, hot.max, hot.start."
+    )
+    node.policy_path.write_text(whole)
+    assert node.operator.reload(actor="ann").left_out == ()
+    node.policy_path.write_text(whole.replace("margin: 30%", "margin: 20%"))
+    assert node.operator.reload(actor="ann").left_out == (), "another value is no key that is gone"

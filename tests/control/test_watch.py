@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 
+from hisparsed.control.journal.store import FILE_NAME
 from hisparsed.control.text.status import status_page
-from hisparsed.control.watch import FREE_S, HELD_S, GpuEvents
+from hisparsed.control.watch import FREE_S, HELD_S, GpuEvents, StateWatch
 from hisparsed.engine.gpus import GpuCard, GpusStatus
 from hisparsed.engine.port import EngineGone
 from hisparsed.policy.decisions import Reason
@@ -190,3 +192,29 @@ def test_each_gpu_has_its_own_time() -> None:
     seen(5, card(0, slowed_by=heat), card(1, slowed_by=heat))
     assert seen(10, card(0, slowed_by=heat), card(1, slowed_by=heat)) == ["gpu-throttled"]
     assert seen.sentences[0].startswith("GPU 0 ")
+
+
+async def test_a_journal_that_was_taken_away_is_an_event(node: Any) -> None:
+    node.journal.start()
+    watch = StateWatch(node.journal, node.recorder, {})
+    node.on_tick.append(watch.watch)
+    await node.loop.start()
+    await node.ticks(1)
+    await written(node, 3)  # the start, the policy, the tick
+    (node.folder / "state" / FILE_NAME).unlink()
+    await node.ticks(1)
+    await written(node, 4)
+    await node.ticks(2)
+    node.journal.close()
+    found = [event for event in await node.journal.events(20) if event.kind == "journal-lost"]
+    assert len(found) == 1
+    assert "was removed or replaced while it was written" in found[0].sentence
+
+
+async def written(node: Any, count: int) -> None:
+    """Until the journal's thread has written so many records."""
+    for _ in range(1_000):
+        if node.journal.health.written >= count:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"{node.journal.health} after 5 s")

@@ -149,6 +149,8 @@ class Judgement(_Answer):
     problems: list[ProblemView]
     changes: list[Change]
     """Against the document in force."""
+    left_out: list[str]
+    """Keys of the document in force that this one does not give, so they have their defaults."""
 
 
 class Changed(_Answer):

@@ -39,7 +39,8 @@ from hisparsed.policy.units import format_duration
 
 def judgement(source: PolicySource, text: str) -> dict[str, Any]:
     """The answer of `POST /v1/policy/check` and `/v1/policy/diff`."""
-    policy, problems = source.judge(text)
+    judged = source.judge(text)
+    policy = judged.policy
     return {
         "ok": policy is not None,
         "problems": [
@@ -48,11 +49,12 @@ def judgement(source: PolicySource, text: str) -> dict[str, Any]:
                 "key": key_text(one.key),
                 "message": one.words,
             }
-            for one in problems
+            for one in judged.problems
         ],
         "changes": []
         if policy is None
         else [asdict(one) for one in changes(source.active.value, policy)],
+        "left_out": judged.left_out,
     }
 
 

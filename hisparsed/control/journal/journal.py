@@ -52,6 +52,8 @@ class JournalHealth:
     """Records that are in no file."""
     failures: int = 0
     set_aside: int = 0
+    lost: int = 0
+    """Times that the file was removed or replaced while it was written."""
 
 
 class JournalWriter:
@@ -117,6 +119,8 @@ class JournalWriter:
         if self._store is not None and self._file_id() != self._opened_file_id:
             # Removed or replaced under us: what is written into the old file nobody would find.
             self.close()
+            self._change(lost=self.health.lost + 1)
+            self._log(f"The journal {self.path} was removed or replaced; it is begun anew.")
         if self._store is None:
             self._store = self._open()
             if self._policy:

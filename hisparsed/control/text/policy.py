@@ -12,7 +12,7 @@ from hisparsed.control.text.status import clock_text, setting_text
 from hisparsed.policy.keys import settable_keys
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Lever
-from hisparsed.policy.units import format_bytes, format_duration, format_fraction
+from hisparsed.policy.units import counted, format_bytes, format_duration, format_fraction
 
 _HASH_SHOWN = 12
 
@@ -111,7 +111,20 @@ def judgement_text(
             would = f"it would change {_count(changes)}{':' if changes else '.'}"
             lines.append(f"The node on {node} could run it; {would}")
             lines += [f"    {line}" for line in changes_text(changes).splitlines() if changes]
+            lines += [left_out_text(keys) for keys in (answer.get("left_out"),) if keys]
     return "".join(f"{line}\n" for line in lines)
+
+
+_MOST_NAMED = 12
+
+
+def left_out_text(keys: Sequence[str]) -> str:
+    """Which keys a document no longer gives; the first of them where there are many."""
+    named = ", ".join(keys[:_MOST_NAMED])
+    more = len(keys) - _MOST_NAMED
+    others = f" and {more} more" if more > 0 else ""
+    verb = "returns to its default" if len(keys) == 1 else "return to their defaults"
+    return f"{counted(len(keys), 'key')} {verb}: {named}{others}."
 
 
 def _count(changes: Sequence[object]) -> str:

@@ -92,6 +92,10 @@ async def test_check_names_what_would_change(served: Any) -> None:
     text = served.policy_path.read_text().replace("window: 3s", "window: 4s")
     result = await command(served, "policy", "check", write(served.folder, text))
     assert "it would change 1 key:\n    rebalance.window  3s  ->  4s\n" in result.stdout
+    cut = write(served.folder, text[: text.index("  step: 5%")])
+    for what in ("check", "diff"):
+        said = (await command(served, "policy", what, cut)).stdout
+        assert "4 keys return to their defaults: rebalance.step, " in said
     same = await command(served, "policy", "check", str(served.policy_path))
     assert same.stdout.endswith("it would change nothing.\n")
 
