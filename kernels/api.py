@@ -84,12 +84,13 @@ def resolve(
 
     A position is read from its resident page, else from its hot slot, where a row that is not
     held is first loaded from the host (``gather`` the returned swap lists before attention);
-    without a host row it is nowhere (-1). Writes ``out`` in place (its first R rows) and
-    returns that part; without ``out`` it allocates. Raises ``ValueError`` on shapes, dtypes
-    and, before it writes any state of the request concerned, on a capacity that the hot table
-    does not cover or that is above ``max_capacity``; ``RuntimeError`` on a step that would move
-    memory that a captured graph holds (see ``reserve``). On a GPU the Triton backend cannot
-    raise on values: see ``raise_errors``.
+    without a host row it is nowhere (-1). Call ``state.begin_step`` once before the calls of a
+    step: it says which steps are sampled. Writes ``out`` in place (its first R rows) and returns
+    that part; without ``out`` it allocates. Raises ``ValueError`` on shapes, dtypes and, before
+    it writes any state of the request concerned, on a capacity that the hot table does not cover
+    or that is above ``max_capacity``; ``RuntimeError`` on a step that would move memory that a
+    captured graph holds (see ``reserve``). On a GPU the Triton backend cannot raise on values:
+    see ``raise_errors``.
     """
     check_topk(topk, state.device)
     rows, width = topk.shape
@@ -107,6 +108,10 @@ def resolve(
         scratch_table,
     )
     check_resolve(state, step, out)
+    if topk.numel() == 0:
+        out.valid_counts.zero_()
+        out.swap_counts.zero_()
+        return out
     run = torch_backend.resolve
     match pick(backend, state.device):
         case "cpp":
@@ -156,20 +161,21 @@ def gather(
             torch_gather.gather(host, slab, layout, *swaps)
 
 
-def reserve(state: ResolverState, rows: int) -> None:
+def reserve(state: ResolverState, rows: int, topk: int) -> None:
     """Make all memory that steps of at most ``rows`` rows need beside ``state``, once.
 
     Call it before graphs are captured: afterwards nothing grows, and a larger step is refused.
+    All states of a device share that memory, so it is enough to reserve for each of the largest.
     Only the Triton backend needs it; elsewhere it does nothing.
     """
-    if rows < 1:
-        raise ValueError(f"rows must be at least 1, got {rows}")
+    if rows < 1 or topk < 1:
+        raise ValueError(f"rows and topk must be at least 1, got {rows} and {topk}")
     if pick("auto", state.device) == "triton":
         from hisparsed.kernels.triton_errors import latch
         from hisparsed.kernels.triton_workspace import workspace
 
         latch(state.device)
-        workspace(state, rows)
+        workspace(state, rows, topk)
 
 
 def raise_errors(device: torch.device) -> None:

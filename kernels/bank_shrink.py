@@ -68,10 +68,8 @@ def _shrink_some(
     free = (slots < limit) & ~stays
     target = _nth_slot(free, slots).gather(-1, _rank(moves))
 
-    _forget_positions(bank, rows, positions, held)
     arrays["slot_pos"].index_copy_(1, rows, _placed(positions, stays, moves, target, -1))
     arrays["slot_stamp"].index_copy_(1, rows, _placed(stamps, stays, moves, target, 0))
-    _remember_positions(bank, rows)
     arrays["capacity"].index_copy_(1, rows, after)
     for name in ("octile", "octile_misses"):
         counted = arrays[name].index_select(1, rows)
@@ -101,28 +99,3 @@ def _placed(
     placed[..., :width] = torch.where(stays, values, empty)
     placed.scatter_(-1, torch.where(moves, target, width), values)
     return placed[..., :width]
-
-
-def _forget_positions(
-    bank: StateBank, rows: torch.Tensor, positions: torch.Tensor, held: torch.Tensor
-) -> None:
-    bank.arrays["pos_slot"].index_put_(
-        _places(bank, rows, positions, held), bank.arrays["pos_slot"].new_full((), -1)
-    )
-
-
-def _remember_positions(bank: StateBank, rows: torch.Tensor) -> None:
-    positions = bank.arrays["slot_pos"].index_select(1, rows)
-    slots = torch.arange(positions.shape[-1], device=bank.device, dtype=torch.int16)
-    bank.arrays["pos_slot"].index_put_(
-        _places(bank, rows, positions, positions >= 0), slots.expand(positions.shape)
-    )
-
-
-def _places(
-    bank: StateBank, rows: torch.Tensor, positions: torch.Tensor, held: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where each position is looked up; what is not held goes to the row that is nobody's."""
-    group = torch.arange(bank.groups, device=bank.device).view(-1, 1, 1).expand(positions.shape)
-    row = torch.where(held, rows.view(1, -1, 1), bank.num_states)
-    return group, row, torch.where(held, positions, 0).long()

@@ -111,19 +111,19 @@ def _arrays_of(state: ResolverState) -> structs.ResolverArrays:
             num_states=state.num_states,
             max_capacity=state.max_capacity,
             max_positions=state.max_positions,
-            ghosts=state.ghost_stamp.shape[1],
+            ghosts=state.ghost_pos.shape[1],
             sample_period=state.sample_period,
             ghost_every=state.ghost_every,
             slot_pos=state.slot_pos.data_ptr(),
             slot_stamp=state.slot_stamp.data_ptr(),
-            pos_slot=state.pos_slot.data_ptr(),
             capacity=state.capacity.data_ptr(),
             step=state.step.data_ptr(),
             counters=state.counters.data_ptr(),
             octile=state.octile.data_ptr(),
             octile_misses=state.octile_misses.data_ptr(),
-            ghost_stamp=state.ghost_stamp.data_ptr(),
+            ghost_pos=state.ghost_pos.data_ptr(),
             ghost=state.ghost.data_ptr(),
+            clock=state.clock.data_ptr(),
         )
         _arrays[state] = arrays
     return arrays

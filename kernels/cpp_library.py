@@ -11,7 +11,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """Must equal ``hisparsed_abi_version()``: an old build under new Python would misread structs."""
 
 
@@ -31,6 +31,6 @@ def load() -> ctypes.CDLL:
                 return library
             reason = (
                 f"{path.name} has interface {found}, this version needs {ABI_VERSION}; "
-                "install hisparsed again to rebuild it"
+                "rebuild it: python setup.py build_ext --inplace, or install hisparsed again"
             )
     raise OSError(reason)

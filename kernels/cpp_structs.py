@@ -24,8 +24,8 @@ def _fields(kind: type, names: str) -> list[tuple[str, type]]:
 class ResolverArrays(ctypes.Structure):
     _fields_ = [
         *_fields(_I64, "num_states max_capacity max_positions ghosts sample_period ghost_every"),
-        *_fields(_POINTER, "slot_pos slot_stamp pos_slot capacity step"),
-        *_fields(_POINTER, "counters octile octile_misses ghost_stamp ghost"),
+        *_fields(_POINTER, "slot_pos slot_stamp capacity step"),
+        *_fields(_POINTER, "counters octile octile_misses ghost_pos ghost clock"),
     ]
 
 

@@ -12,7 +12,7 @@ _MULTIPLIER = 0x9E3779B1
 _MASK = 0xFFFFFFFF
 
 
-def ghost_positions(groups: torch.Tensor, every: int) -> torch.Tensor:
-    """Sampled position of each group, int64; ``groups`` is int64, ``every`` a power of two."""
-    hashed = (groups * _MULTIPLIER & _MASK) >> 16
-    return groups * every + (hashed & (every - 1))
+def are_ghosts(positions: torch.Tensor, every: int) -> torch.Tensor:
+    """Which positions (int64, none below 0) are samples; ``every`` is a power of two."""
+    hashed = (positions // every * _MULTIPLIER & _MASK) >> 16
+    return ((hashed ^ positions) & (every - 1)) == 0

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 MAX_CAPACITY = 32704
-"""Hot rows of one request: slots are int16, and a hot buffer is whole blocks of 64."""
+"""Hot rows of one request: slots fit 15 bits, and a hot buffer is whole blocks of 64."""
 
 COUNTERS = ("references", "resident", "hits", "loads", "spills", "dropped")
 """Columns of ``ResolverState.counters``."""
@@ -29,20 +29,21 @@ class ResolverState:
     An empty slot has position -1 and stamp 0; held slots have stamps of 1 and more. Slots at or
     beyond a row's capacity are empty. ``step`` only grows: 2**31 steps of one state row are
     248 days at 100 steps a second.
+
+    Eight bytes a slot, whatever ``max_positions`` is: which slot holds a position is found in
+    each step by holding all slots against what the step selects.
     """
 
     max_capacity: int
     max_positions: int
     sample_period: int
-    """Octiles and ghosts are counted on steps that are multiples of this."""
+    """Octiles and ghosts are counted where this divides ``clock``."""
     ghost_every: int
     """One position in this many is a ghost sample; a power of two."""
     slot_pos: torch.Tensor
     """int32 [S, B]: position held by a slot, -1 empty."""
     slot_stamp: torch.Tensor
     """int32 [S, B]: step of last selection, 0 empty."""
-    pos_slot: torch.Tensor
-    """int16 [S, P]: slot that holds a position, -1 none."""
     capacity: torch.Tensor
     """int32 [S]: hot rows in use by this row; change with ``set_capacity``."""
     step: torch.Tensor
@@ -54,16 +55,22 @@ class ResolverState:
     """int64 [S, 8]: hits of sampled steps by stack depth, in eighths of the capacity."""
     octile_misses: torch.Tensor
     """int64 [S]: distinct misses of the same sampled steps."""
-    ghost_stamp: torch.Tensor
-    """int32 [S, ceil(P / ghost_every)]: last selection of each sampled position, 0 never."""
+    ghost_pos: torch.Tensor
+    """int32 [S, ceil(B / ghost_every)]: sampled positions, the last selected first (of one step,
+    the highest first), -1 none. What lies deeper than ``max_capacity`` rows has one bin, so it
+    need not be kept."""
     ghost: torch.Tensor
     """int64 [S, 17]: sampled references by estimated depth in sixteenths of ``max_capacity``;
     the last bin is deeper or never seen."""
+    clock: torch.Tensor
+    """int32 [1]: steps begun with ``begin_step``. All rows of a step are sampled or none, in every
+    call of the step; who never begins a step has every step sampled."""
 
     def __post_init__(self) -> None:
         states = self.capacity.shape[0]
         for name, (dtype, *columns) in self._layout().items():
-            array, shape = getattr(self, name), (states, *columns)
+            array = getattr(self, name)
+            shape = (1,) if name == "clock" else (states, *columns)
             if array.dtype != dtype or array.shape != shape or not array.is_contiguous():
                 raise ValueError(
                     f"{name} must be contiguous {dtype} of shape {shape}, got {array.dtype} of "
@@ -75,14 +82,14 @@ class ResolverState:
         return {
             "slot_pos": (torch.int32, self.max_capacity),
             "slot_stamp": (torch.int32, self.max_capacity),
-            "pos_slot": (torch.int16, self.max_positions),
             "capacity": (torch.int32,),
             "step": (torch.int32,),
             "counters": (torch.int64, len(COUNTERS)),
             "octile": (torch.int64, OCTILES),
             "octile_misses": (torch.int64,),
-            "ghost_stamp": (torch.int32, -(-self.max_positions // self.ghost_every)),
+            "ghost_pos": (torch.int32, -(-self.max_capacity // self.ghost_every)),
             "ghost": (torch.int64, GHOST_BINS + 1),
+            "clock": (torch.int32,),
         }
 
     @classmethod
@@ -104,14 +111,13 @@ class ResolverState:
             )
         if not 1 <= max_capacity <= MAX_CAPACITY:
             raise ValueError(
-                f"max_capacity must be 1 to {MAX_CAPACITY} rows (slots are int16), "
+                f"max_capacity must be 1 to {MAX_CAPACITY} rows (slots fit 15 bits), "
                 f"got {max_capacity}"
             )
         if sample_period < 1:
             raise ValueError(f"sample_period must be at least 1 step, got {sample_period}")
         if ghost_every < 1 or ghost_every & (ghost_every - 1):
             raise ValueError(f"ghost_every must be a power of two, got {ghost_every}")
-        ghosts = -(-max_positions // ghost_every)
 
         def filled(value: int, dtype: torch.dtype, *columns: int) -> torch.Tensor:
             return torch.full((num_states, *columns), value, dtype=dtype, device=device)
@@ -123,14 +129,14 @@ class ResolverState:
             ghost_every=ghost_every,
             slot_pos=filled(-1, torch.int32, max_capacity),
             slot_stamp=filled(0, torch.int32, max_capacity),
-            pos_slot=filled(-1, torch.int16, max_positions),
             capacity=filled(0, torch.int32),
             step=filled(0, torch.int32),
             counters=filled(0, torch.int64, len(COUNTERS)),
             octile=filled(0, torch.int64, OCTILES),
             octile_misses=filled(0, torch.int64),
-            ghost_stamp=filled(0, torch.int32, ghosts),
+            ghost_pos=filled(-1, torch.int32, -(-max_capacity // ghost_every)),
             ghost=filled(0, torch.int64, GHOST_BINS + 1),
+            clock=torch.zeros(1, dtype=torch.int32, device=device),
         )
 
     @property
@@ -140,6 +146,10 @@ class ResolverState:
     @property
     def device(self) -> torch.device:
         return self.capacity.device
+
+    def begin_step(self) -> None:
+        """Count one step, whatever the number of calls that resolve it."""
+        self.clock.add_(1)
 
     def check_row(self, row: int) -> None:
         """Raise ``IndexError`` unless ``row`` is a state row."""

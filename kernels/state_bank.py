@@ -11,19 +11,18 @@ from dataclasses import dataclass
 
 import torch
 
-from hisparsed.kernels.ghosts import ghost_positions
+from hisparsed.kernels.geometry import INT32_MAX
 from hisparsed.kernels.state import COUNTERS, ResolverState
 
 _PER_ROW = (
     "slot_pos",
     "slot_stamp",
-    "pos_slot",
     "capacity",
     "step",
     "counters",
     "octile",
     "octile_misses",
-    "ghost_stamp",
+    "ghost_pos",
     "ghost",
 )
 
@@ -40,6 +39,8 @@ class StateBank:
     arrays: dict[str, torch.Tensor]
     retired: torch.Tensor
     """int64 [G, 6]: counters of owners that have gone, so that totals never go back."""
+    clock: torch.Tensor
+    """int32 [1]: the clock of every state."""
 
     @classmethod
     def create(
@@ -77,12 +78,13 @@ class StateBank:
                 max_positions=max_positions,
                 sample_period=sample_period,
                 ghost_every=ghost_every,
+                clock=pattern.clock,
                 **{name: array[group, :num_states] for name, array in arrays.items()},
             )
             for group in range(groups)
         )
         retired = torch.zeros((groups, len(COUNTERS)), dtype=torch.int64, device=device)
-        return cls(states, arrays, retired)
+        return cls(states, arrays, retired, pattern.clock)
 
     @property
     def groups(self) -> int:
@@ -96,15 +98,19 @@ class StateBank:
     def device(self) -> torch.device:
         return self.retired.device
 
+    def begin_step(self) -> None:
+        """Count one step of all groups, whatever the number of calls that resolve it."""
+        self.clock.add_(1)
+
     def begin(self, rows: torch.Tensor, capacities: torch.Tensor) -> None:
         """Give state rows to new owners: empty but for their step, which only grows.
 
         ``rows`` int64 [n], distinct; ``capacities`` int32 [G, n].
         """
         self.retired.add_(self.arrays["counters"][:, rows].sum(dim=1))
-        for name in ("slot_pos", "pos_slot"):
+        for name in ("slot_pos", "ghost_pos"):
             self.arrays[name].index_fill_(1, rows, -1)
-        for name in ("slot_stamp", "counters", "ghost_stamp", "ghost"):
+        for name in ("slot_stamp", "counters", "ghost"):
             self.arrays[name].index_fill_(1, rows, 0)
         self._clear_samples(rows)
         self.arrays["capacity"].index_copy_(1, rows, capacities)
@@ -125,50 +131,51 @@ class StateBank:
     def forget(self, rows: torch.Tensor, positions: torch.Tensor) -> None:
         """Forget hot copies of rewritten rows in every group: pairs of state row and position.
 
-        Both int64 [n]. A state row or position below 0 skips its pair, and so does a position
-        that no state holds.
+        Both int64 [n]. Tokens are written one after the other, so a state row forgets all from
+        its lowest to its highest position. A state row or position below 0 skips its pair.
         """
         nobody = self.num_states
-        known = (rows >= 0) & (positions >= 0) & (positions < self.states[0].max_positions)
+        known = (rows >= 0) & (positions >= 0)
         row = torch.where(known, rows, nobody)
-        position = torch.where(known, positions, 0)
-        slots = self.arrays["pos_slot"][:, row, position].long()
-        held = (slots >= 0) & known
-        group = torch.arange(self.groups, device=self.device).unsqueeze(1).expand_as(slots)
-        at = (group, torch.where(held, row, nobody), torch.where(held, slots, 0))
-        self.arrays["slot_pos"].index_put_(at, self._word("slot_pos", -1))
-        self.arrays["slot_stamp"].index_put_(at, self._word("slot_stamp", 0))
-        self.arrays["pos_slot"].index_put_(
-            (group, row.expand_as(slots), position.expand_as(slots)), self._word("pos_slot", -1)
-        )
-        every = self.states[0].ghost_every
-        sample = position // every
-        sampled = known & (ghost_positions(sample, every) == position)
-        owner = torch.where(sampled, row, nobody).expand_as(slots)
-        self.arrays["ghost_stamp"].index_put_(
-            (group, owner, sample.expand_as(slots)), self._word("ghost_stamp", 0)
-        )
+        first = torch.full((nobody + 1,), INT32_MAX, dtype=torch.int64, device=self.device)
+        last = torch.full_like(first, -1)
+        first.scatter_reduce_(0, row, torch.where(known, positions, INT32_MAX), "amin")
+        last.scatter_reduce_(0, row, torch.where(known, positions, -1), "amax")
+        first, last = (edge.int().view(1, -1, 1) for edge in (first, last))
+        slots, ghosts = self.arrays["slot_pos"], self.arrays["ghost_pos"]
+        # Nothing that is empty lies between the two: positions are 0 and more.
+        rewritten = (slots >= first) & (slots <= last)
+        slots.masked_fill_(rewritten, -1)
+        self.arrays["slot_stamp"].masked_fill_(rewritten, 0)
+        ghosts.masked_fill_((ghosts >= first) & (ghosts <= last), -1)
 
     def forget_all(self) -> None:
         """Drop every hot copy; owners, capacities, steps and counters stay."""
         self.arrays["slot_pos"].fill_(-1)
-        self.arrays["pos_slot"].fill_(-1)
         self.arrays["slot_stamp"].zero_()
 
     def _clear_samples(self, rows: torch.Tensor) -> None:
         for name in ("octile", "octile_misses"):
             self.arrays[name].index_fill_(1, rows, 0)
 
-    def _word(self, name: str, value: int) -> torch.Tensor:
-        return self.arrays[name].new_full((), value)
-
 
 def state_bytes(
-    groups: int, num_states: int, max_capacity: int, max_positions: int, *, ghost_every: int = 64
-) -> int:
-    """Device memory of a bank and of the Triton backend's workspace for its steps."""
-    words = -(-max_positions // 32)
-    ghosts = -(-max_positions // ghost_every)
-    bank = 8 * max_capacity + 2 * max_positions + 4 * ghosts + 8 * (8 + 6 + 17 + 1) + 8
-    workspace = 5 * max_capacity + 12 * words + 4 * ghosts + 28
-    return groups * ((num_states + 1) * bank + num_states * workspace)
+    groups: int,
+    num_states: int,
+    max_capacity: int,
+    max_positions: int,
+    *,
+    rows: int,
+    topk: int,
+    ghost_every: int = 64,
+) -> tuple[int, int]:
+    """Device memory of a bank, and of the Triton backend's workspace for steps of ``rows`` rows.
+
+    Only the second grows with ``max_positions``, by a bit and a count a position and state row.
+    """
+    ghosts = -(-max_capacity // ghost_every)
+    row = 8 * max_capacity + 4 * ghosts + 8 * (8 + 6 + 17 + 1) + 8
+    words = -(-max_positions // 512) * 16
+    by_state = 4 * (2 * words + 2 * max_capacity + ghosts)
+    workspace = num_states * by_state + 4 * (3 * rows * topk + 6 * max(rows, 1024))
+    return groups * (num_states + 1) * row, workspace

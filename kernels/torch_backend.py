@@ -154,8 +154,22 @@ def _open_step(state: ResolverState, runs: Runs, keys: torch.Tensor) -> Union:
         position=position,
         state=at,
         stamp=state.step[at] + 1,
-        slot=state.pos_slot[at, position].long(),
+        slot=_slots_of(state, runs, run, position),
     )
+
+
+def _slots_of(
+    state: ResolverState, runs: Runs, run: torch.Tensor, position: torch.Tensor
+) -> torch.Tensor:
+    """Slot of each entry of the union, -1 none, by a map of what the step selects."""
+    used = int(position.max()) + 1
+    # Only the entries of the union are written first and read last; all others may be junk.
+    slot_of = torch.empty((runs.count, used), dtype=torch.int64, device=position.device)
+    slot_of[run, position] = -1
+    held = state.slot_pos[runs.state]
+    owner, slot = ((held >= 0) & (held < used)).nonzero(as_tuple=True)
+    slot_of[owner, held[owner, slot].long()] = slot
+    return slot_of[run, position]
 
 
 def _check_hot_blocks(state: ResolverState, step: Step, runs: Runs, union: Union) -> None:
@@ -188,7 +202,7 @@ def _plan(
     state: ResolverState, step: Step, runs: Runs, union: Union, counts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Advance the state; physical row (-1 when dropped) and miss flag of every union entry."""
-    torch_sampling.sample(state, union.state, union.position, union.slot, union.stamp)
+    torch_sampling.sample(state, union.state, union.position, union.slot)
     hit = union.slot >= 0
     state.slot_stamp[union.state[hit], union.slot[hit]] = union.stamp[hit]
     state.step[union.state] = union.stamp
@@ -205,7 +219,9 @@ def _plan(
         chosen = _choose_slots(state, runs, taken)
         loads = miss[kept]
         slot[loads] = chosen[run[kept], rank[kept]]
-        _replace(state, union.state[loads], union.position[loads], slot[loads], union.stamp[loads])
+        filled = (union.state[loads], slot[loads])
+        state.slot_pos[filled] = union.position[loads].to(torch.int32)
+        state.slot_stamp[filled] = union.stamp[loads]
         counts[3] = taken
     rows = _hot_rows(step.geometry, step.hot_table, runs.request[union.run], slot)
     spill = (slot < 0).nonzero().squeeze(1)
@@ -233,21 +249,6 @@ def _choose_slots(state: ResolverState, runs: Runs, taken: torch.Tensor) -> torc
     columns = torch.arange(most, device=taken.device)
     best = best.masked_fill_(columns >= taken.unsqueeze(1), state.max_capacity)
     return best.sort(dim=1).values
-
-
-def _replace(
-    state: ResolverState,
-    at: torch.Tensor,
-    position: torch.Tensor,
-    slot: torch.Tensor,
-    stamp: torch.Tensor,
-) -> None:
-    old = state.slot_pos[at, slot].long()
-    evicted = old >= 0
-    state.pos_slot[at[evicted], old[evicted]] = -1
-    state.slot_pos[at, slot] = position.to(torch.int32)
-    state.slot_stamp[at, slot] = stamp
-    state.pos_slot[at, position] = slot.to(torch.int16)
 
 
 def _hot_rows(

@@ -2,7 +2,8 @@
 
 For CUDA tensors; for CPU tensors where Triton interprets (TRITON_INTERPRET=1 before its import).
 Both run in place on the caller's tensors. Grids and arguments depend on shapes only and nothing
-is read back, so a CUDA graph can capture them after one eager call.
+is read back, so a CUDA graph can capture them after one eager call. Steps of one device follow one
+another: they share its workspace.
 """
 
 from __future__ import annotations
@@ -16,26 +17,24 @@ import triton
 
 from hisparsed.kernels.geometry import RowLayout
 from hisparsed.kernels.resolution import Resolution
-from hisparsed.kernels.state import OCTILES, ResolverState
+from hisparsed.kernels.state import ResolverState
 from hisparsed.kernels.step import Step
-from hisparsed.kernels.triton_classify import classify, find_runs
 from hisparsed.kernels.triton_errors import latch, raise_latched
 from hisparsed.kernels.triton_finalise import finalise
 from hisparsed.kernels.triton_gather import gather_rows
 from hisparsed.kernels.triton_language import Launch
 from hisparsed.kernels.triton_plan import plan
-from hisparsed.kernels.triton_sample import sample
-from hisparsed.kernels.triton_workspace import all_or_nothing, workspace
+from hisparsed.kernels.triton_workspace import word_stride, workspace
 
-INTERPRETED = not isinstance(find_runs, triton.runtime.JITFunction)
+INTERPRETED = not isinstance(plan, triton.runtime.JITFunction)
 
-_CELLS = 1024
-"""Top-k positions of one program."""
-_SLOTS = 4096
-"""Slots that a program looks at in one turn."""
+_TURN = 2048
+"""Top-k positions, words or slots that a plan looks at in one turn."""
+_PART_CELLS = 256
+"""Top-k positions of one program of the second kernel: eight of a row, one an octile."""
+_PART_SLOTS = 1024
 _CHUNK = 256
-"""Rows, blocks or ghost groups that a program looks at in one turn."""
-_GHOST_ENTRIES = 32
+"""Rows, blocks or ghosts that a program looks at in one turn."""
 _GATHER_ENTRIES = 4
 _PROGRAMS_PER_SM = 4
 _PROGRAMS_INTERPRETED = 3
@@ -44,29 +43,22 @@ _PROGRAMS_INTERPRETED = 3
 def resolve(state: ResolverState, step: Step, out: Resolution) -> None:
     """See ``hisparsed.kernels.api.resolve``; shapes and types are checked there.
 
-    On a GPU wrong values do not raise: the step (for a short hot lease, the request) comes out
-    as -1, writes no state, and the error waits for ``raise_errors``.
+    On a GPU wrong values do not raise: requests that they concern come out as -1 (but for what is
+    resident, where only their hot buffer is wrong) and write no state, and the error waits for
+    ``raise_errors``.
     """
-    if step.topk.numel() == 0:
-        out.valid_counts.zero_()
-        out.swap_counts.zero_()
-        return
-    launches = resolve_launches(state, step, out)
-    with all_or_nothing(workspace(state, out.rows)):
-        _run(launches, state.device)
+    _run(resolve_launches(state, step, out), state.device)
     _raise_on_cpu(state.device)
 
 
 def resolve_launches(state: ResolverState, step: Step, out: Resolution) -> list[Launch]:
-    """The five launches of one step, in stream order."""
+    """The two launches of one step, in stream order."""
     geometry, scratch = step.geometry, step.scratch_table
     rows, width = step.topk.shape
-    parts = triton.cdiv(width, _CELLS)
-    space = workspace(state, rows)
-    words = space.miss_bits.shape[1]
+    part_cells = min(_PART_CELLS, triton.next_power_of_2(width))
     known = {
         **vars(state),
-        **vars(space),
+        **vars(workspace(state, rows, width)),
         **vars(out),
         "miss_mask": out.miss_mask.view(torch.uint8),
         "latch": latch(state.device),
@@ -83,25 +75,21 @@ def resolve_launches(state: ResolverState, step: Step, out: Resolution) -> list[
         "width": width,
         "requests": step.state_of_request.shape[0],
         "num_states": state.num_states,
-        "miss_words": words,
-        "used_words": min(words, triton.cdiv(step.source_table.shape[1] * geometry.block_size, 32)),
-        "ghosts": space.ghosts_seen.shape[1],
+        "word_stride": word_stride(state),
+        "ghosts": state.ghost_pos.shape[1],
         "host_rows": geometry.host_rows,
         "attention_block_stride": geometry.attention_block_stride,
         "block_size": geometry.block_size,
         "resident_by_state": geometry.resident_by_state,
-        "cells": min(_CELLS, triton.next_power_of_2(width)),
-        "turn": _CELLS,
-        "slots": min(_SLOTS, triton.next_power_of_2(state.max_capacity)),
+        "part_cells": part_cells,
+        "turn": _TURN,
+        "slots": min(_TURN, triton.next_power_of_2(state.max_capacity)),
+        "part_slots": min(_PART_SLOTS, triton.next_power_of_2(state.max_capacity)),
         "chunk": _CHUNK,
-        "ghost_entries": _GHOST_ENTRIES,
     }
     return [
-        Launch.of(find_runs, (1,), known, warps=4),
-        Launch.of(classify, (rows, parts), known, warps=4),
-        Launch.of(sample, (rows, OCTILES), known, warps=8),
         Launch.of(plan, (rows,), known, warps=16),
-        Launch.of(finalise, (rows, parts), known, warps=4),
+        Launch.of(finalise, (rows, triton.cdiv(width, part_cells)), known, warps=4),
     ]
 
 

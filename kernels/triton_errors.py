@@ -14,16 +14,18 @@ from hisparsed.kernels import triton_language as language
 _latches: dict[tuple[str, int | None], torch.Tensor] = {}
 
 
-def latch(device: torch.device) -> torch.Tensor:
-    """int64 [6] on ``device``: code, 0 for none, and five figures.
-
-    ``cuda`` without an index is the current device, as everywhere in torch.
-    """
+def device_key(device: torch.device) -> tuple[str, int | None]:
+    """One key a device: ``cuda`` without an index is the current one, as everywhere in torch."""
     index = torch.cuda.current_device() if device == torch.device("cuda") else device.index
-    found = _latches.get((device.type, index))
+    return device.type, index
+
+
+def latch(device: torch.device) -> torch.Tensor:
+    """int64 [6] on ``device``: code, 0 for none, and five figures."""
+    key = device_key(device)
+    found = _latches.get(key)
     if found is None:
-        found = torch.zeros(6, dtype=torch.int64, device=device)
-        _latches[device.type, index] = found
+        found = _latches[key] = torch.zeros(6, dtype=torch.int64, device=device)
     return found
 
 

@@ -16,23 +16,15 @@ import triton.language as tl
 jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
 
-SLICED = (
-    "topk",
-    "request_ids",
-    "state_of_request",
-    "source_table",
-    "resident_table",
-    "hot_table",
-    "scratch_table",
-    "physical_rows",
-    "attention_indices",
-    "valid_counts",
-    "miss_mask",
-    "swap_host",
-    "swap_physical",
-    "swap_counts",
+ALIGNED = frozenset(
+    (
+        *("slot_pos", "slot_stamp", "max_capacity", "old_pos", "old_stamp"),
+        *("bits", "ranks", "word_stride", "positions", "places", "misses"),
+        *("host", "slab"),
+    )
 )
-"""Tensors of which a step may bring any slice; those of the state and workspace never move."""
+"""What is loaded 16 bytes at a time where it lies so: memory of the state, the workspace and the
+node, which never moves, and its row lengths. All else may be any slice of anything."""
 
 
 def kernel(*varying: str) -> Callable[[Callable[..., Any]], Any]:
@@ -43,10 +35,13 @@ def kernel(*varying: str) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        names = signature(function).parameters
-        sliced = [name for name in SLICED if name in names]
+        anywhere = [
+            name
+            for name, parameter in signature(function).parameters.items()
+            if name not in ALIGNED and parameter.annotation != "tl.constexpr"
+        ]
         return triton.jit(
-            function, do_not_specialize=varying, do_not_specialize_on_alignment=sliced
+            function, do_not_specialize=varying, do_not_specialize_on_alignment=anywhere
         )
 
     return decorate
@@ -54,17 +49,18 @@ def kernel(*varying: str) -> Callable[[Callable[..., Any]], Any]:
 
 # Marks in physical_rows between the kernels of a step; real rows are 0 and more.
 NOWHERE = tl.constexpr(-1)
-HIT = tl.constexpr(-2)
-MISS = tl.constexpr(-3)
+BACKED = tl.constexpr(-2)
 
 # Columns of Workspace.tally.
-TALLIES = tl.constexpr(6)
-REFERENCES = tl.constexpr(0)
-RESIDENT = tl.constexpr(1)
-LEASED = tl.constexpr(2)
-OPEN = tl.constexpr(3)
-TAKEN = tl.constexpr(4)
-MISSING = tl.constexpr(5)
+TALLIES = tl.constexpr(4)
+OPEN = tl.constexpr(0)
+TAKEN = tl.constexpr(1)
+MISSING = tl.constexpr(2)
+SAMPLED = tl.constexpr(3)
+
+# Workspace.places: a slot below LOADED, with LOADED added where this step fills it; a miss that
+# got no slot is -1 less its rank among the misses.
+LOADED = tl.constexpr(1 << 15)
 
 # What the error latch may say; the figures that follow are in triton_errors.
 REQUEST_OUTSIDE = tl.constexpr(1)
@@ -108,25 +104,30 @@ def ones_in(word: tl.tensor) -> tl.tensor:
 
 
 @jit
-def rank_of(
-    position: tl.tensor, words: tl.tensor, ranks: tl.tensor, wanted: tl.tensor
-) -> tl.tensor:
-    """How many misses of the run lie below a missed position; junk where not ``wanted``."""
-    word = tl.load(words + position // 32, mask=wanted, other=0)
-    below = word & ((1 << (position % 32)) - 1)
-    return tl.load(ranks + position // 32, mask=wanted, other=0) + ones_in(below)
+def selected_bit(
+    position: tl.tensor, bits: tl.tensor, used_words: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Whether the step selects each position (any number), its word, and its place there."""
+    near = (position >= 0) & (position < used_words * 32)
+    known = tl.where(near, position, 0)
+    word = tl.load(bits + known // 32, mask=near, other=0)
+    return ((word >> (known % 32)) & 1) != 0, word, known
+
+
+@jit
+def rank_of(position: tl.tensor, bits: tl.tensor, ranks: tl.tensor, wanted: tl.tensor) -> tl.tensor:
+    """How many selected positions of the run lie below a selected one; junk if not ``wanted``."""
+    known = tl.where(wanted, position, 0)
+    word = tl.load(bits + known // 32, mask=wanted, other=0)
+    below = word & ((1 << (known % 32)) - 1)
+    return tl.load(ranks + known // 32, mask=wanted, other=0) + ones_in(below)
 
 
 @jit
 def is_ghost(position: tl.tensor, ghost_every: tl.constexpr) -> tl.tensor:
-    return ghost_position(position // ghost_every, ghost_every) == position
-
-
-@jit
-def ghost_position(group: tl.tensor, ghost_every: tl.constexpr) -> tl.tensor:
-    """The same few lines as ``hisparsed.kernels.ghosts``, int32."""
-    hashed = ((group.to(tl.int64) * 0x9E3779B1) & 0xFFFFFFFF) >> 16
-    return group * ghost_every + (hashed & (ghost_every - 1)).to(tl.int32)
+    """The same few lines as ``hisparsed.kernels.ghosts``."""
+    hashed = (((position // ghost_every).to(tl.int64) * 0x9E3779B1) & 0xFFFFFFFF) >> 16
+    return ((hashed.to(tl.int32) ^ position) & (ghost_every - 1)) == 0
 
 
 @jit

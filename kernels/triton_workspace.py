@@ -1,108 +1,121 @@
-"""Scratch memory of the Triton backend, allocated once a resolver state, and where it is kept.
+"""Scratch memory of the Triton backend: one workspace a device, shared by all states on it.
 
-Nothing in it outlives a step but emptiness: the kernels leave the sets of hits and misses empty.
+Nothing in it outlives a step: every word that a step reads it has written itself, so a step that
+broke off, or one of another index group, leaves nothing that matters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 
 from hisparsed.kernels.state import ResolverState
+from hisparsed.kernels.triton_errors import device_key
 from hisparsed.kernels.triton_language import TALLIES
 
 _FEWEST_ROWS = 1024
 
-_spaces: WeakKeyDictionary[ResolverState, Workspace] = WeakKeyDictionary()
+_spaces: dict[tuple[str, int | None], Workspace] = {}
+_captured: dict[tuple[str, int | None], WeakSet[ResolverState]] = {}
+"""States whose steps a graph holds, and with them the addresses of their device's workspace."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Workspace:
-    """Device memory between the kernels of one step, for one ``ResolverState``."""
+    """Device memory between the kernels of one step, int32 and flat.
 
-    recorded: bool
-    """A captured graph may hold these addresses, so they stay."""
-    clean: bool
-    """Every step that began has launched all its kernels."""
+    Lists of a run begin at its first row's first cell, what is kept by state row at that row.
+    """
 
     first_row: torch.Tensor
-    """int32 [R]: first row of the run of a row, -1 for padding."""
+    """[R]: first row of the run of a row, -1 for padding and for what was refused."""
     spills: torch.Tensor
-    """int32 [R]: misses beyond the capacity, at the first row of a run."""
-    claim: torch.Tensor
-    """int32 [S]: first row of the run that a state row serves."""
+    """[R]: misses beyond the capacity, at the first row of a run."""
     tally: torch.Tensor
-    """int32 [S, 6]: figures of the run that a state row serves."""
-    touched: torch.Tensor
-    """uint8 [S, B]: slots that this step selects; all 0 between steps."""
+    """[R, 4]: figures of a run, at its first row."""
+    positions: torch.Tensor
+    """[cells]: the union of a run by rank, ascending."""
+    places: torch.Tensor
+    """[cells]: by rank, the slot of a position or the number of its miss."""
     misses: torch.Tensor
-    """int32 [S, B]: missed positions that get a slot, ascending."""
-    miss_bits: torch.Tensor
-    """int32 [S, ceil(P / 32)]: bitmap of missed positions; all 0 between steps."""
-    words: torch.Tensor
-    """int32 like ``miss_bits``: the bitmap as finalise needs it."""
+    """[cells]: rank of each miss, ascending."""
+    bits: torch.Tensor
+    """[S, P / 32]: bitmap of the union."""
     ranks: torch.Tensor
-    """int32 like ``miss_bits``: misses below each word."""
-    ghosts_seen: torch.Tensor
-    """int32 [S, G]: ghost samples that a sampled step selects."""
+    """Like ``bits``: how many of the union lie below each word."""
+    old_pos: torch.Tensor
+    """[S, B]: ``slot_pos`` before a sampled step."""
+    old_stamp: torch.Tensor
+    """[S, B]: ``slot_stamp`` before a sampled step, negative for hits."""
+    old_ghosts: torch.Tensor
+    """[S, ghosts]: ``ghost_pos`` before a step."""
 
     @classmethod
-    def create(cls, state: ResolverState, rows: int) -> Workspace:
-        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=state.device)
-
-        states, words = state.num_states, -(-state.max_positions // 32)
+    def create(cls, sizes: dict[str, int], device: torch.device) -> Workspace:
+        """``sizes``: words of each array, as ``sizes_for``."""
         return cls(
-            recorded=False,
-            clean=True,
-            first_row=zeros(rows),
-            spills=zeros(rows),
-            claim=zeros(states),
-            tally=zeros(states, TALLIES.value),
-            touched=zeros(states, state.max_capacity, dtype=torch.uint8),
-            misses=zeros(states, state.max_capacity),
-            miss_bits=zeros(states, words),
-            words=zeros(states, words),
-            ranks=zeros(states, words),
-            ghosts_seen=zeros(states, state.ghost_stamp.shape[1]),
+            **{
+                name: torch.zeros(words, dtype=torch.int32, device=device)
+                for name, words in sizes.items()
+            }
         )
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: array.numel() for name, array in vars(self).items()}
 
-def workspace(state: ResolverState, rows: int) -> Workspace:
-    """The workspace of a state for a step of ``rows``, made at its first step.
+
+def word_stride(state: ResolverState) -> int:
+    """Words of one state row's bitmap; whole 16-byte loads lie in one row."""
+    return -(-state.max_positions // 512) * 16
+
+
+def sizes_for(state: ResolverState, rows: int, width: int) -> dict[str, int]:
+    """Words of each array for steps of at most ``rows`` rows of ``width`` positions."""
+    states, most = state.num_states, max(rows, _FEWEST_ROWS)
+    return {
+        "first_row": most,
+        "spills": most,
+        "tally": most * TALLIES.value,
+        "positions": rows * width,
+        "places": rows * width,
+        "misses": rows * width,
+        "bits": states * word_stride(state),
+        "ranks": states * word_stride(state),
+        "old_pos": states * state.max_capacity,
+        "old_stamp": states * state.max_capacity,
+        "old_ghosts": states * state.ghost_pos.shape[1],
+    }
+
+
+def workspace(state: ResolverState, rows: int, width: int) -> Workspace:
+    """The workspace of the state's device, large enough for a step of ``rows`` x ``width``.
 
     Raises ``RuntimeError`` where memory would be made while a graph is captured, or would move
-    after a graph has recorded it: a replay would write to memory that others own by then.
+    while a state lives whose steps a graph holds: a replay would write to memory that others own
+    by then.
     """
-    space = _spaces.get(state)
+    key = device_key(state.device)
+    space = _spaces.get(key)
+    held = _captured.setdefault(key, WeakSet())
     capturing = _capturing(state.device)
-    if space is None or space.first_row.shape[0] < rows:
-        if capturing or (space is not None and space.recorded):
-            made_for = 0 if space is None else space.first_row.shape[0]
+    made = {} if space is None else space.sizes
+    needed = sizes_for(state, rows, width)
+    if space is None or any(words > made[name] for name, words in needed.items()):
+        if capturing or held:
             raise RuntimeError(
-                f"a step of {rows} rows needs more scratch memory than was made, for {made_for} "
-                f"rows, and a graph {'is being' if capturing else 'was'} captured; call "
-                f"reserve(state, rows={rows}) before the first capture"
+                f"a step of {rows} rows of {width} positions needs more scratch memory than was "
+                f"made, for {made.get('positions', 0)} positions, and a graph "
+                f"{'is being' if capturing else 'was'} captured; call reserve(state, rows={rows}, "
+                f"topk={width}) before the first capture"
             )
-        space = Workspace.create(state, max(_FEWEST_ROWS, 1 << (rows - 1).bit_length()))
-        _spaces[state] = space
-    space.recorded |= capturing
+        sizes = {name: max(words, made.get(name, 0)) for name, words in needed.items()}
+        space = _spaces[key] = Workspace.create(sizes, state.device)
+    if capturing:
+        held.add(state)
     return space
-
-
-@contextmanager
-def all_or_nothing(space: Workspace) -> Iterator[None]:
-    """Around the launches of a step: what one that broke off has left is wiped by the next."""
-    if not space.clean:
-        space.touched.zero_()
-        space.miss_bits.zero_()
-    space.clean = False
-    yield
-    space.clean = True
 
 
 def _capturing(device: torch.device) -> bool:

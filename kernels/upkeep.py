@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 
-from hisparsed.kernels.ghosts import ghost_positions
 from hisparsed.kernels.state import ResolverState
 
 
@@ -21,11 +20,10 @@ def reset(state: ResolverState, row: int, *, capacity: int = 0) -> None:
     _check_capacity(state, row, capacity)
     state.slot_pos[row].fill_(-1)
     state.slot_stamp[row].zero_()
-    state.pos_slot[row].fill_(-1)
     state.capacity[row] = capacity
     state.counters[row].zero_()
     _clear_samples(state, row)
-    state.ghost_stamp[row].zero_()
+    state.ghost_pos[row].fill_(-1)
     state.ghost[row].zero_()
 
 
@@ -61,17 +59,21 @@ def invalidate(state: ResolverState, rows: torch.Tensor, positions: torch.Tensor
             f"got {tuple(rows.shape)} and {tuple(positions.shape)}"
         )
     known = (rows >= 0) & (positions >= 0) & (positions < state.max_positions)
-    at, position = rows[known].long(), positions[known].long()
-    if at.numel() == 0:
+    if not bool(known.any()):
         return
-    slots = state.pos_slot[at, position].long()
-    held = slots >= 0
-    state.slot_pos[at[held], slots[held]] = -1
-    state.slot_stamp[at[held], slots[held]] = 0
-    state.pos_slot[at, position] = -1
-    sample = position // state.ghost_every
-    sampled = ghost_positions(sample, state.ghost_every) == position
-    state.ghost_stamp[at[sampled], sample[sampled]] = 0
+    span = state.max_positions
+    owners = torch.unique(rows[known].long())
+    wanted = torch.unique(rows[known].long() * span + positions[known])
+    for held, emptied in (
+        (state.slot_pos, {"slot_pos": -1, "slot_stamp": 0}),
+        (state.ghost_pos, {"ghost_pos": -1}),
+    ):
+        position = held[owners].long()
+        key = torch.where(position >= 0, owners.unsqueeze(1) * span + position, -1)
+        nearest = torch.searchsorted(wanted, key).clamp_(max=wanted.numel() - 1)
+        found = (wanted[nearest] == key).nonzero()
+        for name, value in emptied.items():
+            getattr(state, name)[owners[found[:, 0]], found[:, 1]] = value
 
 
 def _check_capacity(state: ResolverState, row: int, capacity: int) -> None:
@@ -88,19 +90,16 @@ def _clear_samples(state: ResolverState, row: int) -> None:
 
 def _shrink(state: ResolverState, row: int, capacity: int) -> torch.Tensor:
     slot_pos, slot_stamp = state.slot_pos[row], state.slot_stamp[row]
-    pos_slot = state.pos_slot[row]
     held = (slot_pos >= 0).nonzero().squeeze(1)
     age = (slot_stamp[held].long() << 32) | slot_pos[held].long()
     order = held[age.argsort(descending=True)]
     kept, lost = order[:capacity], order[capacity:]
-    pos_slot[slot_pos[lost].long()] = -1
     slot_pos[lost] = -1
     slot_stamp[lost] = 0
     source = kept[kept >= capacity].sort().values
     target = (slot_pos[:capacity] < 0).nonzero().squeeze(1)[: source.numel()]
     slot_pos[target] = slot_pos[source]
     slot_stamp[target] = slot_stamp[source]
-    pos_slot[slot_pos[target].long()] = target.to(torch.int16)
     slot_pos[source] = -1
     slot_stamp[source] = 0
     return torch.stack((source, target), dim=1).to(torch.int32)

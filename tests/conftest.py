@@ -2,7 +2,10 @@
 
 import gc
 import logging
+import subprocess
+import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -10,6 +13,18 @@ from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A C++ library of another revision is refused, so it is built again, before any worker."""
+    from hisparsed.kernels import cpp_library
+
+    try:
+        cpp_library.load()
+    except OSError:
+        if not hasattr(session.config, "workerinput"):
+            build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+            subprocess.run(build, cwd=Path(__file__).parents[1], check=False, capture_output=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,11 +11,11 @@ struct ResolverArrays {
     int64_t num_states, max_capacity, max_positions, ghosts;
     int64_t sample_period, ghost_every;
     int32_t *slot_pos, *slot_stamp;
-    int16_t *pos_slot;
     int32_t *capacity, *step;
     int64_t *counters, *octile, *octile_misses;
-    int32_t *ghost_stamp;
+    int32_t *ghost_pos;
     int64_t *ghost;
+    const int32_t *clock;
 };
 
 struct BlockTable {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <new>
 #include <utility>
 #include <vector>
@@ -45,9 +46,12 @@ private:
     };
 
     bool open_step(Run &run, int32_t capacity) const;
-    void classify(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const;
-    void plan(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const;
-    void count_ghosts(const Run &run, Workspace &work, bool due) const;
+    int64_t classify(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const;
+    void plan(Run &run, Workspace &work, const Tables &tables, int64_t words,
+              int64_t totals[]) const;
+    void stamp_hits(const Run &run, Workspace &work, bool due) const;
+    void move_ghosts(const Run &run, Workspace &work, bool due) const;
+    void answer_cells(const Run &run, const Workspace &work, const int32_t *hot) const;
     void write_swap_counts(const Run &run, int64_t total) const;
     int64_t host_row(const int32_t *source, int32_t position) const;
 
@@ -145,48 +149,43 @@ bool Resolver<Index>::open_step(Run &run, int32_t capacity) const {
 template <typename Index>
 void Resolver<Index>::resolve_run(Run &run) const {
     Workspace &work = workspace();
-    const size_t words = static_cast<size_t>(state_.max_positions + 63) / 64;
-    if (work.missed.size() < words) {
-        work.missed.resize(words);
-        work.summary.resize((words + 63) / 64);
+    const size_t positions = static_cast<size_t>(state_.max_positions);
+    if (work.slot_of.size() < positions) {
+        work.bits.resize(positions / 32 + 2);
+        work.slot_of.resize(positions);
     }
     const int64_t resident_row = step_.resident_by_state ? run.state : run.request;
     const Tables tables = {step_.source.blocks + run.request * step_.source.stride,
                            step_.resident.blocks + resident_row * step_.resident.stride,
                            step_.hot.blocks + run.request * step_.hot.stride};
     int64_t totals[kCounters] = {};
-    work.miss_cells.clear();
-    work.ghosts.clear();
-    classify(run, work, tables, totals);
+    const int64_t words = classify(run, work, tables, totals);
     if (run.outcome != kDone) return;
-    if (totals[kReferences] > totals[kResident]) plan(run, work, tables, totals);
+    if (words > 0) plan(run, work, tables, words, totals);
     int64_t *counters = state_.counters + run.state * kCounters;
     for (int i = 0; i < kCounters; ++i) counters[i] += totals[i];
 }
 
-// One pass over the cells: resident rows and hits are answered, misses are marked. Each hit is
-// stamped when it is first met, which is also how the union of the rows is formed. Everything
-// the loop reads is a local: its stores could otherwise change the fields it would read again.
+// One pass over the cells: resident rows are answered, and what the host backs is selected in the
+// bitmap, which forms the union of the rows. Returns the words of the bitmap that are in use.
+// Everything the loop reads is a local: its stores could otherwise change the fields it would
+// read again.
 template <typename Index>
-void Resolver<Index>::classify(Run &run, Workspace &work, const Tables &tables,
-                               int64_t totals[]) const {
-    int32_t *stamps = slots_of(state_.slot_stamp, run.state);
-    const int16_t *pos_slot = state_.pos_slot + run.state * state_.max_positions;
-    const int32_t capacity = state_.capacity[run.state];
-    const int32_t now = state_.step[run.state] + 1;
-    const bool due = now % state_.sample_period == 0;
-    int64_t *octile = state_.octile + run.state * kOctiles;
-    OctileKeys octiles{};
-    bool opened = false;
-
+int64_t Resolver<Index>::classify(Run &run, Workspace &work, const Tables &tables,
+                                  int64_t totals[]) const {
     const BlockSize size = size_;
     const int64_t topk = step_.topk, stride = step_.attention_block_stride;
     const int64_t source_pages = step_.source.width, resident_pages = step_.resident.width;
     const int64_t max_positions = state_.max_positions, host_rows = step_.host_rows;
     const Tables table = tables;
+    const int32_t capacity = state_.capacity[run.state];
     const uint32_t every = static_cast<uint32_t>(state_.ghost_every);
-    uint64_t *missed = work.missed.data(), *summary = work.summary.data();
-    int64_t references = 0, resident = 0, hits = 0;
+    uint32_t *selected = work.selected();
+    work.ghosts.clear();
+    work.cells.resize(run.rows * topk);
+    int32_t *cells = work.cells.data();
+    int64_t backed = 0, resident = 0;
+    int32_t top = -1;
 
     for (int64_t row = 0; row < run.rows; ++row) {
         const int64_t first = (run.first_row + row) * topk;
@@ -197,116 +196,166 @@ void Resolver<Index>::classify(Run &run, Workspace &work, const Tables &tables,
         int32_t valid = 0;
         for (int64_t k = 0; k < topk; ++k) {
             const int32_t position = positions[k];
-            physical_rows[k] = -1;
-            indices[k] = -1;
-            if (position < 0) continue;
-            const int32_t page = size.block(position);
-            int64_t block = page < resident_pages ? table.resident[page] : 0;
-            int64_t offset = position - static_cast<int64_t>(page) * size.size;
-            if (block > 0) {
-                ++references, ++resident;
-            } else {
-                const int64_t source = page < source_pages ? table.source[page] : 0;
-                if (source <= 0 || source * size.size + offset >= host_rows ||
-                    position >= max_positions)
-                    continue;
-                if (!opened) {
-                    if (!open_step(run, capacity)) return;
-                    if (due)
-                        octiles = octile_keys(stamps, slots_of(state_.slot_pos, run.state),
-                                              capacity, work);
-                    opened = true;
+            int64_t physical = -1, index = -1;
+            if (position >= 0) {
+                const int32_t page = size.block(position);
+                const int64_t block = page < resident_pages ? table.resident[page] : 0;
+                const int64_t offset = position - static_cast<int64_t>(page) * size.size;
+                if (block > 0) {
+                    physical = block * size.size + offset;
+                    index = block * stride + offset;
+                    ++valid;
+                } else {
+                    const int64_t source = page < source_pages ? table.source[page] : 0;
+                    if (source > 0 && source * size.size + offset < host_rows &&
+                        position < max_positions) {
+                        if (backed == 0 && !open_step(run, capacity)) return 0;
+                        selected[position >> 5] |= 1u << (position & 31);
+                        cells[backed++] = static_cast<int32_t>(row * topk + k);
+                        top = std::max(top, position);
+                        if (is_ghost(position, every)) work.ghosts.push_back(position);
+                        continue;  // answered once its slot is known
+                    }
                 }
-                ++references;
-                const int32_t slot = pos_slot[position];
-                if (slot < 0) {
-                    work.miss_cells.push_back(static_cast<int32_t>(row * topk + k));
-                    missed[position / 64] |= 1ull << (position % 64);
-                    summary[position / 4096] |= 1ull << (position / 64 % 64);
-                    continue;
-                }
-                if (stamps[slot] != now) {
-                    ++hits;
-                    if (due) ++octile[octiles.octile(stamps[slot], position)];
-                    stamps[slot] = now;
-                    if (is_ghost(position, every)) work.ghosts.push_back(position);
-                }
-                const int32_t index = size.block(slot);
-                block = table.hot[index];
-                offset = slot - static_cast<int64_t>(index) * size.size;
             }
-            physical_rows[k] = block * size.size + offset;
-            indices[k] = static_cast<Index>(block * stride + offset);
-            ++valid;
+            physical_rows[k] = physical;
+            indices[k] = static_cast<Index>(index);
         }
+        resident += valid;
         step_.valid_counts[run.first_row + row] = valid;
     }
-    totals[kReferences] = references;
+    work.cells.resize(backed);
+    totals[kReferences] = backed + resident;
     totals[kResident] = resident;
-    totals[kHits] = hits;
+    return top < 0 ? 0 : (top >> 5) + 1;
 }
 
 template <typename Index>
-void Resolver<Index>::plan(Run &run, Workspace &work, const Tables &tables, int64_t totals[]) const {
+void Resolver<Index>::plan(Run &run, Workspace &work, const Tables &tables, int64_t words,
+                           int64_t totals[]) const {
     int32_t *stamps = slots_of(state_.slot_stamp, run.state);
     int32_t *positions = slots_of(state_.slot_pos, run.state);
-    int16_t *pos_slot = state_.pos_slot + run.state * state_.max_positions;
+    uint16_t *slot_of = work.slot_of.data();
     const int32_t capacity = state_.capacity[run.state];
     const int32_t now = ++state_.step[run.state];
-    const bool due = now % state_.sample_period == 0;
+    const bool due = *state_.clock % state_.sample_period == 0;
 
-    collect_misses(work);
+    list_hits(positions, capacity, work);
+    move_ghosts(run, work, due);
+    stamp_hits(run, work, due);
+    const int32_t hits = static_cast<int32_t>(work.hits.size());
+    collect_misses(work, words, work.cells.size());
     const int32_t missing = static_cast<int32_t>(work.misses.size());
     if (due) state_.octile_misses[run.state] += missing;
-    for (int32_t position : work.misses)
-        if (is_ghost(position, static_cast<uint32_t>(state_.ghost_every)))
-            work.ghosts.push_back(position);
-    count_ghosts(run, work, due);
 
-    const int32_t take = std::min(missing, capacity - static_cast<int32_t>(totals[kHits]));
+    const int32_t take = std::min(missing, capacity - hits);
     if (take > 0) choose_slots(stamps, positions, capacity, now, take, work);
     const int64_t first_cell = run.first_row * step_.topk;
     for (int32_t i = 0; i < take; ++i) {
         const int32_t slot = work.chosen[i], position = work.misses[i];
-        if (positions[slot] >= 0) pos_slot[positions[slot]] = -1;
         positions[slot] = position;
         stamps[slot] = now;
-        pos_slot[position] = static_cast<int16_t>(slot);
+        slot_of[position] = static_cast<uint16_t>(slot | kLoaded);
         const Place place = hot_place(tables.hot, slot);
         step_.swap_host[first_cell + i] = host_row(tables.source, position);
         step_.swap_physical[first_cell + i] = place.block * size_.size + place.offset;
     }
-    totals[kLoads] += take;
+    totals[kHits] = hits;
+    totals[kLoads] = take;
     run.spills.assign(work.misses.begin() + take, work.misses.end());
-    for (int32_t index : work.miss_cells) {
-        const int64_t cell = first_cell + index;
-        const int32_t slot = pos_slot[step_.positions[cell]];
-        if (slot < 0) continue;
-        write(cell, hot_place(tables.hot, slot));
-        step_.miss_mask[cell] = 1;
-        ++step_.valid_counts[cell / step_.topk];
-    }
+    for (int32_t position : run.spills) slot_of[position] = kNoSlot;
+    answer_cells(run, work, tables.hot);
     write_swap_counts(run, take);
 }
 
+// Takes the hits out of the bitmap, which leaves the misses.
 template <typename Index>
-void Resolver<Index>::count_ghosts(const Run &run, Workspace &work, bool due) const {
-    int32_t *stamps = state_.ghost_stamp + run.state * state_.ghosts;
-    int64_t *bins = state_.ghost + run.state * (kGhostBins + 1);
+void Resolver<Index>::stamp_hits(const Run &run, Workspace &work, bool due) const {
+    int32_t *stamps = slots_of(state_.slot_stamp, run.state);
+    const int32_t *positions = slots_of(state_.slot_pos, run.state);
     const int32_t now = state_.step[run.state];
+    uint32_t *selected = work.selected();
     if (due) {
-        for (int32_t position : work.ghosts) {
-            const int64_t group = position / state_.ghost_every;
-            int64_t bin = kGhostBins;
-            if (stamps[group] > 0) {
-                const int64_t depth =
-                    younger_ghosts(stamps, state_.ghosts, group) * state_.ghost_every;
-                bin = std::min<int64_t>(depth * kGhostBins / state_.max_capacity, kGhostBins);
-            }
-            ++bins[bin];
-        }
+        int64_t *octile = state_.octile + run.state * kOctiles;
+        const OctileKeys octiles =
+            octile_keys(stamps, positions, state_.capacity[run.state], work);
+        for (int32_t slot : work.hits) ++octile[octiles.octile(stamps[slot], positions[slot])];
     }
-    for (int32_t position : work.ghosts) stamps[position / state_.ghost_every] = now;
+    for (int32_t slot : work.hits) {
+        const int32_t position = positions[slot];
+        stamps[slot] = now;
+        work.slot_of[position] = static_cast<uint16_t>(slot);
+        selected[position >> 5] &= ~(1u << (position & 31));
+    }
+}
+
+// Every cell that the host backs looks up how its position is served; spills wait.
+template <typename Index>
+void Resolver<Index>::answer_cells(const Run &run, const Workspace &work,
+                                   const int32_t *hot) const {
+    const BlockSize size = size_;
+    const int64_t topk = step_.topk, stride = step_.attention_block_stride;
+    const int64_t first_cell = run.first_row * topk;
+    const int32_t *positions = step_.positions + first_cell;
+    int64_t *physical_rows = step_.physical_rows + first_cell;
+    Index *indices = static_cast<Index *>(step_.attention_indices) + first_cell;
+    uint8_t *miss_mask = step_.miss_mask + first_cell;
+    int32_t *valid_counts = step_.valid_counts + run.first_row;
+    const uint16_t *slot_of = work.slot_of.data();
+    int64_t row = 0, end = topk;
+    int32_t valid = 0;
+    for (int32_t cell : work.cells) {
+        const uint16_t place = slot_of[positions[cell]];
+        if (place == kNoSlot) {
+            physical_rows[cell] = -1;
+            indices[cell] = -1;
+            continue;
+        }
+        while (cell >= end) {
+            valid_counts[row++] += valid;
+            end += topk;
+            valid = 0;
+        }
+        const int32_t slot = place & kSlot;
+        const int32_t index = size.block(slot);
+        const int64_t block = hot[index];
+        const int64_t offset = slot - static_cast<int64_t>(index) * size.size;
+        physical_rows[cell] = block * size.size + offset;
+        indices[cell] = static_cast<Index>(block * stride + offset);
+        miss_mask[cell] = (place & kLoaded) != 0;
+        ++valid;
+    }
+    if (valid > 0) valid_counts[row] += valid;
+}
+
+// Selected samples go to the front, the highest first; the last ones fall off the end.
+template <typename Index>
+void Resolver<Index>::move_ghosts(const Run &run, Workspace &work, bool due) const {
+    int32_t *list = state_.ghost_pos + run.state * state_.ghosts;
+    int64_t *bins = state_.ghost + run.state * (kGhostBins + 1);
+    const uint32_t *selected = work.selected();
+    work.old_ghosts.clear();
+    int64_t alive = 0, again = 0;
+    for (int64_t i = 0; i < state_.ghosts; ++i) {
+        const int32_t position = list[i];
+        if (position < 0) continue;
+        if (is_selected(selected, position)) {
+            ++again;
+            if (due) {
+                const int64_t depth = alive * state_.ghost_every;
+                ++bins[std::min<int64_t>(depth * kGhostBins / state_.max_capacity, kGhostBins)];
+            }
+        } else {
+            work.old_ghosts.push_back(position);
+        }
+        ++alive;
+    }
+    std::sort(work.ghosts.begin(), work.ghosts.end(), std::greater<int32_t>());
+    work.ghosts.erase(std::unique(work.ghosts.begin(), work.ghosts.end()), work.ghosts.end());
+    if (due) bins[kGhostBins] += static_cast<int64_t>(work.ghosts.size()) - again;
+    work.ghosts.insert(work.ghosts.end(), work.old_ghosts.begin(), work.old_ghosts.end());
+    work.ghosts.resize(state_.ghosts, -1);
+    std::copy(work.ghosts.begin(), work.ghosts.end(), list);
 }
 
 template <typename Index>
@@ -387,7 +436,7 @@ int32_t resolve(const ResolverArrays &state, ResolveStep &step) {
 }  // namespace
 }  // namespace hisparsed
 
-extern "C" int32_t hisparsed_abi_version() { return 2; }
+extern "C" int32_t hisparsed_abi_version() { return 3; }
 
 extern "C" int32_t hisparsed_resolve(const ResolverArrays *state, ResolveStep *step) try {
     return step->index_bytes == 4 ? hisparsed::resolve<int32_t>(*state, *step)

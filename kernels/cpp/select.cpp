@@ -21,13 +21,6 @@ int32_t count_above(const int32_t *values, int64_t count, int32_t limit) {
     return found;
 }
 
-HISPARSED_CLONES
-int32_t count_equal(const int32_t *values, int64_t count, int32_t wanted) {
-    int32_t found = 0;
-    for (int64_t i = 0; i < count; ++i) found += values[i] == wanted;
-    return found;
-}
-
 // Smallest stamp of a held slot: less one, unsigned, an empty slot (0) is the largest of all.
 HISPARSED_CLONES
 int32_t oldest(const int32_t *stamps, int32_t count) {
@@ -42,6 +35,12 @@ int32_t oldest(const int32_t *stamps, int32_t count) {
 HISPARSED_CLONES
 void flag_up_to(const int32_t *values, int32_t count, int32_t limit, uint8_t *flags) {
     for (int32_t i = 0; i < count; ++i) flags[i] = values[i] <= limit;
+}
+
+// Slots up to the last held one.
+int32_t held_end(const int32_t *positions, int32_t capacity) {
+    while (capacity > 0 && positions[capacity - 1] < 0) --capacity;
+    return capacity;
 }
 
 HISPARSED_CLONES
@@ -81,19 +80,24 @@ int32_t cut_stamp(const int32_t *stamps, int32_t capacity, int32_t now, int32_t 
     return low;
 }
 
-// Slots stamped `limit` or less, ascending, at most `most` of them.
-void list_up_to(const int32_t *stamps, int32_t capacity, int32_t limit, size_t most,
+// Slots stamped `limit` or less, ascending, at most `most` of them and a few more.
+void list_up_to(const int32_t *stamps, int32_t capacity, int32_t limit, int32_t most,
                 Workspace &work) {
-    constexpr size_t kFlags = sizeof(uint64_t);
-    work.flags.assign((capacity + kFlags - 1) / kFlags, 0);
+    constexpr int32_t kFlags = sizeof(uint64_t);
+    const int32_t words = (capacity + kFlags - 1) / kFlags;
+    work.flags.assign(words, 0);
     flag_up_to(stamps, capacity, limit, reinterpret_cast<uint8_t *>(work.flags.data()));
-    work.chosen.clear();
-    for (size_t word = 0; word < work.flags.size() && work.chosen.size() < most; ++word) {
-        if (work.flags[word] == 0) continue;
-        const size_t end = std::min(static_cast<size_t>(capacity), (word + 1) * kFlags);
-        for (size_t slot = word * kFlags; slot < end; ++slot)
-            if (stamps[slot] <= limit) work.chosen.push_back(static_cast<int32_t>(slot));
+    work.chosen.resize(std::min(most, capacity) + kFlags);  // so that the store needs no branch
+    int32_t *listed = work.chosen.data(), found = 0;
+    for (int32_t word = 0; word < words && found < most; ++word) {
+        uint64_t flags = work.flags[word];
+        if (flags == 0) continue;
+        for (int32_t slot = word * kFlags; slot < (word + 1) * kFlags; ++slot, flags >>= 8) {
+            listed[found] = slot;
+            found += flags & 1;
+        }
     }
+    work.chosen.resize(found);
 }
 
 // The positions of the `count` slots stamped `stamp`, in slot order.
@@ -128,17 +132,29 @@ OctileKeys sorted_octile_keys(const int32_t *stamps, const int32_t *positions, i
 
 }  // namespace
 
-void collect_misses(Workspace &work) {
-    work.misses.clear();
-    for (size_t part = 0; part < work.summary.size(); ++part) {
-        for (uint64_t words = work.summary[part]; words != 0; words &= words - 1) {
-            const size_t word = part * 64 + __builtin_ctzll(words);
-            for (uint64_t bits = work.missed[word]; bits != 0; bits &= bits - 1)
-                work.misses.push_back(static_cast<int32_t>(word * 64 + __builtin_ctzll(bits)));
-            work.missed[word] = 0;
-        }
-        work.summary[part] = 0;
+void collect_misses(Workspace &work, int64_t words, int64_t most) {
+    work.misses.resize(most);
+    int32_t *listed = work.misses.data();
+    int64_t found = 0;
+    uint32_t *selected = work.selected();
+    for (int64_t word = 0; word < words; ++word) {
+        for (uint32_t bits = selected[word]; bits != 0; bits &= bits - 1)
+            listed[found++] = static_cast<int32_t>(word * 32 + __builtin_ctz(bits));
+        selected[word] = 0;
     }
+    work.misses.resize(found);
+}
+
+void list_hits(const int32_t *positions, int32_t capacity, Workspace &work) {
+    const int32_t end = held_end(positions, capacity);
+    const uint32_t *selected = work.selected();
+    work.hits.resize(end + 1);  // one more, so that the store needs no branch
+    int32_t *listed = work.hits.data(), found = 0;
+    for (int32_t slot = 0; slot < end; ++slot) {
+        listed[found] = slot;
+        found += is_selected(selected, positions[slot]);
+    }
+    work.hits.resize(found);
 }
 
 void choose_slots(const int32_t *stamps, const int32_t *positions, int32_t capacity, int32_t now,
@@ -150,14 +166,23 @@ void choose_slots(const int32_t *stamps, const int32_t *positions, int32_t capac
         work.chosen.resize(take);
         return;
     }
-    work.positions.clear();
-    for (int32_t slot : work.chosen)
-        if (stamps[slot] == cut) work.positions.push_back(positions[slot]);
-    const size_t younger = work.chosen.size() - work.positions.size();
+    work.positions.resize(work.chosen.size() + 1);
+    int32_t *equal = work.positions.data();
+    size_t found = 0;
+    for (int32_t slot : work.chosen) {
+        equal[found] = positions[slot];
+        found += stamps[slot] == cut;
+    }
+    work.positions.resize(found);
+    const size_t younger = work.chosen.size() - found;
     const int32_t last = nth_smallest(work.positions, take - static_cast<int32_t>(younger));
-    const auto stays = [&](int32_t slot) { return stamps[slot] == cut && positions[slot] > last; };
-    work.chosen.erase(std::remove_if(work.chosen.begin(), work.chosen.end(), stays),
-                      work.chosen.end());
+    int32_t *kept = work.chosen.data();
+    size_t left = 0;
+    for (int32_t slot : work.chosen) {
+        kept[left] = slot;
+        left += stamps[slot] != cut || positions[slot] <= last;
+    }
+    work.chosen.resize(left);
 }
 
 OctileKeys octile_keys(const int32_t *stamps, const int32_t *positions, int32_t capacity,
@@ -191,11 +216,6 @@ OctileKeys octile_keys(const int32_t *stamps, const int32_t *positions, int32_t 
         result.key[i - 1] = slot_key(high - age, last);
     }
     return result;
-}
-
-int64_t younger_ghosts(const int32_t *stamps, int64_t ghosts, int64_t group) {
-    return count_above(stamps, ghosts, stamps[group]) +
-           count_equal(stamps + group + 1, ghosts - group - 1, stamps[group]);
 }
 
 }  // namespace hisparsed

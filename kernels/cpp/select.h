@@ -16,14 +16,25 @@ namespace hisparsed {
 constexpr int kOctiles = 8;
 constexpr int kGhostBins = 16;
 
+// How a selected position is served in this step: a slot, loaded or not, or no slot.
+constexpr uint16_t kNoSlot = 0xffff, kLoaded = 0x8000, kSlot = 0x7fff;
+
 // Scratch memory of one thread, reused from step to step.
 struct Workspace {
-    std::vector<uint64_t> missed;    // one bit a position; all zero between requests
-    std::vector<uint64_t> summary;   // one bit a word of `missed`
-    std::vector<int32_t> miss_cells, misses, chosen, positions, ages;
-    std::vector<int32_t> ghosts;
+    // One bit a position that the step selects; all zero between requests. The word in front
+    // answers for position -1, which empty slots hold.
+    std::vector<uint32_t> bits;
+    std::vector<uint16_t> slot_of;  // by position; junk where the step does not select it
+    std::vector<int32_t> cells, hits, misses, chosen, positions, ages;
+    std::vector<int32_t> ghosts, old_ghosts;
     std::vector<uint64_t> keys, flags;
+
+    uint32_t *selected() { return bits.data() + 1; }
 };
+
+inline bool is_selected(const uint32_t *selected, int32_t position) {
+    return selected[position >> 5] >> (position & 31) & 1;
+}
 
 inline uint64_t slot_key(int32_t stamp, int32_t position) {
     return (static_cast<uint64_t>(static_cast<uint32_t>(stamp)) << 32) |
@@ -43,8 +54,12 @@ struct OctileKeys {
     }
 };
 
-// Fills work.misses from the bitmap: distinct and ascending. Clears the bitmap on the way.
-void collect_misses(Workspace &work);
+// Fills work.misses with the positions of the first `words` words of the bitmap, ascending, at most
+// `most`, and clears them.
+void collect_misses(Workspace &work, int64_t words, int64_t most);
+
+// Fills work.hits with the slots below `capacity` whose positions are selected, ascending.
+void list_hits(const int32_t *positions, int32_t capacity, Workspace &work);
 
 // Fills work.chosen with `take` slots below `capacity` that are not stamped `now`, ascending:
 // empty ones first (lowest slot), then the smallest (stamp, position). As many must exist.
@@ -53,8 +68,5 @@ void choose_slots(const int32_t *stamps, const int32_t *positions, int32_t capac
 
 OctileKeys octile_keys(const int32_t *stamps, const int32_t *positions, int32_t capacity,
                        Workspace &work);
-
-// Ghost samples selected later than sample `group`.
-int64_t younger_ghosts(const int32_t *stamps, int64_t ghosts, int64_t group);
 
 }  // namespace hisparsed

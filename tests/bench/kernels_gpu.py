@@ -89,6 +89,8 @@ def fresh_state(case: Case, device: torch.device) -> ResolverState:
 
 
 def step(state: ResolverState, inputs: Inputs, topk: torch.Tensor, out: Resolution) -> None:
+    """One step; a node counts it once for all its groups, here that is a launch of each."""
+    state.begin_step()
     resolve(
         state,
         inputs.geometry,

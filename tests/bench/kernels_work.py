@@ -92,24 +92,24 @@ def run_steps(
         reset(state, row, capacity=case.capacity)
     out = Resolution.create(case.requests * case.q, case.k)
 
-    seconds = [
-        timed(
-            partial(
-                resolve,
-                state,
-                inputs.geometry,
-                topk,
-                inputs.request_ids,
-                inputs.states,
-                inputs.source,
-                inputs.resident,
-                inputs.hot,
-                out=out,
-                backend=backend,
-            )
+    def run_step(topk: torch.Tensor) -> None:
+        resolve(
+            state,
+            inputs.geometry,
+            topk,
+            inputs.request_ids,
+            inputs.states,
+            inputs.source,
+            inputs.resident,
+            inputs.hot,
+            out=out,
+            backend=backend,
         )
-        for topk in inputs.steps
-    ]
+
+    seconds = []
+    for topk in inputs.steps:
+        state.begin_step()  # once a step of all groups, so not part of one
+        seconds.append(timed(partial(run_step, topk)))
     return np.array(seconds), state
 
 

@@ -28,13 +28,13 @@ SCRATCH = 4
 STATE = (
     "slot_pos",
     "slot_stamp",
-    "pos_slot",
     "step",
     "counters",
     "octile",
     "octile_misses",
-    "ghost_stamp",
+    "ghost_pos",
     "ghost",
+    "clock",
 )
 
 
@@ -43,6 +43,7 @@ def run_step(state: ResolverState, inputs: Inputs, step: int, backend: Any) -> R
     hot = inputs.hot
     first = int(hot.max()) + 1
     scratch = torch.arange(first, first + SCRATCH, dtype=torch.int32, device=hot.device)
+    state.begin_step()
     return resolve(
         state,
         inputs.geometry,

@@ -133,7 +133,7 @@ def test_refused_request_reads_nothing_and_the_others_go_on() -> None:
     assert out.swap_counts.tolist() == [0, 3]
     assert state.step.tolist() == [0, 1]
     assert state.counters[0].tolist() == [0] * 6
-    assert state.ghost_stamp[0].tolist() == [0]
+    assert state.ghost_pos[0].tolist() == [-1]
     with pytest.raises(ValueError, match=r"row 0: capacity 8 needs 2 hot blocks, .* names 1"):
         raise_latched(CPU)
     raise_latched(CPU)
@@ -148,38 +148,58 @@ def test_latch_keeps_the_first_error_until_it_is_read() -> None:
         raise_latched(CPU)
 
 
-def test_sets_are_empty_between_steps_even_after_a_refusal() -> None:
-    state, _ = refused_step()
-    space = workspace(state, 2)
-    assert not space.touched.any()
-    assert not space.miss_bits.any()
-    with pytest.raises(ValueError, match="hot blocks"):
-        raise_latched(CPU)
+@pytest.fixture
+def no_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that has none yet, and no graph."""
+    monkeypatch.setattr(triton_workspace, "_spaces", {})
+    monkeypatch.setattr(triton_workspace, "_captured", {})
 
 
-def test_workspace_stays_in_place_until_rows_outgrow_it() -> None:
-    state = ResolverState.create(2, 8, 40)
-    space = workspace(state, 1)
-    assert workspace(state, 1024) is space
-    assert workspace(state, 1025).first_row.shape == (2048,)
+@pytest.mark.usefixtures("no_workspace")
+def test_workspace_is_one_a_device_and_stays_until_a_step_outgrows_it() -> None:
+    small, large = ResolverState.create(2, 8, 40), ResolverState.create(3, 6, 5000)
+    workspace(small, 1, 4)
+    space = workspace(large, 4, 16)
+    assert workspace(small, 64, 1) is space
+    assert workspace(small, 1, 64) is space
+    grown = workspace(small, 5, 16)
+    assert grown.places.numel() == 80
+    assert grown.bits.numel() == space.bits.numel() == 3 * 160
 
 
-def test_workspace_neither_grows_in_a_capture_nor_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = ResolverState.create(2, 8, 40)
-    workspace(state, 1)
+@pytest.mark.usefixtures("no_workspace")
+def test_workspace_neither_grows_in_a_capture_nor_while_a_graph_may_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, other = ResolverState.create(2, 8, 40), ResolverState.create(2, 8, 40)
     with monkeypatch.context() as capture:
         capture.setattr(triton_workspace, "_capturing", lambda device: True)
-        with pytest.raises(RuntimeError, match="for 1024 rows, and a graph is being captured"):
-            workspace(state, 1025)
-        with pytest.raises(RuntimeError, match=r"for 0 rows, .* captured; call reserve"):
-            workspace(ResolverState.create(2, 8, 40), 1)
-        space = workspace(state, 1024)
-    with pytest.raises(RuntimeError, match=r"was captured; call reserve\(state, rows=1025\)"):
-        workspace(state, 1025)
-    assert workspace(state, 1024) is space
+        with pytest.raises(RuntimeError, match=r"for 0 positions, .* captured; call reserve"):
+            workspace(state, 1, 4)
+        capture.undo()
+        space = workspace(state, 8, 4)
+        capture.setattr(triton_workspace, "_capturing", lambda device: True)
+        with pytest.raises(RuntimeError, match="for 32 positions, and a graph is being captured"):
+            workspace(state, 9, 4)
+        assert workspace(state, 8, 4) is space
+    with pytest.raises(RuntimeError, match=r"was captured; call reserve\(state, rows=9, topk=4\)"):
+        workspace(other, 9, 4)
+    assert workspace(other, 2, 16) is space
+    del state
+    assert workspace(other, 9, 4) is not space
 
 
-@pytest.mark.parametrize("launched", range(5))
+def test_what_is_left_in_the_workspace_does_not_matter() -> None:
+    rng = random.Random(6)
+    shape = Shape(states=1, capacity=12, topk=4, sample_period=1)
+    world, step = world_of_one(shape)
+    for _ in range(6):
+        step(*(rng.sample(range(96), 4) for _ in range(2)))
+        for left in vars(workspace(world.states["triton"], 2, 4)).values():
+            left.random_(-(2**31), 2**31 - 1)
+
+
+@pytest.mark.parametrize("launched", range(2))
 def test_step_that_broke_off_leaves_nothing_to_the_next(
     launched: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,9 @@ class Lockstep:
         hot: list[list[int]],
         scratch: list[int] | None = None,
     ) -> OracleStep:
+        self.oracle.clock += 1
+        for state in self.states.values():
+            state.begin_step()
         expected = self.oracle.resolve(
             topk, request_ids, state_of_request, source, resident, hot, scratch or []
         )
@@ -149,7 +152,7 @@ class Lockstep:
     def compare_states(self) -> None:
         for name, state in self.states.items():
             for index, row in enumerate(self.oracle.rows):
-                _compare_row(f"{name} row {index}", state, index, row, self.oracle)
+                _compare_row(f"{name} row {index}", state, index, row)
 
 
 def compare_outputs(name: str, found: Resolution, expected: OracleStep) -> None:
@@ -166,28 +169,21 @@ def compare_outputs(name: str, found: Resolution, expected: OracleStep) -> None:
         assert [row[:count] for row, count in zip(cells, counts, strict=True)] == rows, name
 
 
-def _compare_row(
-    what: str, state: ResolverState, index: int, row: OracleRow, oracle: Oracle
-) -> None:
+def _compare_row(what: str, state: ResolverState, index: int, row: OracleRow) -> None:
     slot_pos = [-1] * state.max_capacity
     slot_stamp = [0] * state.max_capacity
-    pos_slot = [-1] * state.max_positions
     for position, slot in row.held.items():
         slot_pos[slot] = position
         slot_stamp[slot] = row.stamp[position]
-        pos_slot[position] = slot
-    ghosts = [0] * state.ghost_stamp.shape[1]
-    for position, stamp in row.ghost_stamp.items():
-        ghosts[position // oracle.ghost_every] = stamp
+    ghosts = row.ghosts + [-1] * (state.ghost_pos.shape[1] - len(row.ghosts))
     assert state.slot_pos[index].tolist() == slot_pos, what
     assert state.slot_stamp[index].tolist() == slot_stamp, what
-    assert state.pos_slot[index].tolist() == pos_slot, what
     assert int(state.capacity[index]) == row.capacity, what
     assert int(state.step[index]) == row.step, what
     assert state.counters[index].tolist() == [row.counters[name] for name in COUNTERS], what
     assert state.octile[index].tolist() == row.octile, what
     assert int(state.octile_misses[index]) == row.octile_misses, what
-    assert state.ghost_stamp[index].tolist() == ghosts, what
+    assert state.ghost_pos[index].tolist() == ghosts, what
     assert state.ghost[index].tolist() == row.ghost, what
 
 

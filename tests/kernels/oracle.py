@@ -23,8 +23,8 @@ class OracleRow:
     counters: Counter[str] = field(default_factory=Counter)
     octile: list[int] = field(default_factory=lambda: [0] * 8)
     octile_misses: int = 0
-    ghost_stamp: dict[int, int] = field(default_factory=dict)
-    """sampled position -> step of last selection"""
+    ghosts: list[int] = field(default_factory=list)
+    """sampled positions, the last selected first, -1 where one was rewritten since"""
     ghost: list[int] = field(default_factory=lambda: [0] * 17)
 
     def youngest_first(self) -> list[int]:
@@ -54,6 +54,7 @@ class Oracle:
     attention_block_stride: int
     host_blocks: int
     resident_by_state: bool = False
+    clock: int = 0
 
     def is_ghost(self, position: int) -> bool:
         group = position // self.ghost_every
@@ -67,7 +68,7 @@ class Oracle:
         state = self.rows[row]
         state.held.pop(position, None)
         state.stamp.pop(position, None)
-        state.ghost_stamp.pop(position, None)
+        state.ghosts = [-1 if ghost == position else ghost for ghost in state.ghosts]
 
     def set_capacity(self, row: int, capacity: int) -> list[tuple[int, int]]:
         state = self.rows[row]
@@ -210,20 +211,18 @@ class Oracle:
     def _sample(
         self, state: OracleRow, union: list[int], hits: list[int], misses: list[int]
     ) -> None:
-        ghosts = [p for p in union if self.is_ghost(p)]
-        if state.step % self.sample_period == 0:
+        ghosts = sorted((p for p in union if self.is_ghost(p)), reverse=True)
+        known = [p for p in state.ghosts if p >= 0]
+        if self.clock % self.sample_period == 0:
             order = state.youngest_first()
             for position in hits:
                 state.octile[order.index(position) * 8 // state.capacity] += 1
             state.octile_misses += len(misses)
             for position in ghosts:
-                own = state.ghost_stamp.get(position)
                 depth = 16
-                if own is not None:
-                    younger = sum(
-                        (stamp, p) > (own, position) for p, stamp in state.ghost_stamp.items()
-                    )
-                    depth = min(younger * self.ghost_every * 16 // self.max_capacity, 16)
+                if position in known:
+                    rows = known.index(position) * self.ghost_every
+                    depth = min(rows * 16 // self.max_capacity, 16)
                 state.ghost[depth] += 1
-        for position in ghosts:
-            state.ghost_stamp[position] = state.step
+        kept = -(-self.max_capacity // self.ghost_every)
+        state.ghosts = (ghosts + [p for p in known if p not in ghosts])[:kept]

@@ -50,7 +50,7 @@ def test_without_the_library_auto_says_why_once_and_uses_torch(
 @pytest.mark.usefixtures("cpp_is_built")
 def test_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp_library, "ABI_VERSION", 999)
-    with pytest.raises(OSError, match="needs 999; install hisparsed again"):
+    with pytest.raises(OSError, match="needs 999; rebuild it"):
         cpp_library.load.__wrapped__()
 
 

@@ -65,7 +65,7 @@ def test_requests_in_turns_change_state_and_load_as_in_one_call(name: Name) -> N
             found = resolve_rows(parts, topk, start, start + ROWS, ample, name)
             assert torch.equal(found.swap_counts, one.swap_counts[start : start + ROWS])
             assert torch.equal(found.miss_mask, one.miss_mask[start : start + ROWS])
-    for array in ("slot_pos", "slot_stamp", "pos_slot", "step", "counters", "octile", "ghost"):
+    for array in ("slot_pos", "slot_stamp", "ghost_pos", "step", "counters", "octile", "ghost"):
         assert torch.equal(getattr(whole, array), getattr(parts, array)), array
     assert int(whole.counters[:, 4].sum()) > 0
 

@@ -79,7 +79,8 @@ def test_rows_of_one_request_must_be_consecutive(backend: str) -> None:
     call = good_call(topk=ints([[0, 1]] * 3), request_ids=ints([0, 1, 0]))
     with pytest.raises(ValueError, match="must be consecutive"):
         resolve(**call, backend=backend)
-    assert call["state"].step.tolist() == [0, 0]
+    assert call["state"].step.tolist()[0] == 0
+    assert (call["state"].slot_pos[0] == -1).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -44,6 +44,9 @@ class Twins:
 
     def step(self) -> None:
         rows = self.rng.sample(range(STATES), 3)
+        self.bank.begin_step()
+        for state in self.single:
+            state.begin_step()
         for group in range(GROUPS):
             topk = torch.tensor(
                 [self.rng.sample(range(POSITIONS), TOPK) for _ in rows], dtype=torch.int32
@@ -94,8 +97,13 @@ class Twins:
             assert sorted(found) == sorted(said)
 
     def forget(self) -> None:
-        rows = [self.rng.randrange(-1, STATES) for _ in range(12)]
-        positions = [self.rng.randrange(-1, POSITIONS + 2) for _ in rows]
+        written = [
+            (row, range(first, first + self.rng.randrange(8)))
+            for row in [-1, *self.rng.sample(range(STATES), 3)]
+            for first in [self.rng.randrange(-3, POSITIONS)]
+        ]
+        rows = [row for row, run in written for _ in run]
+        positions = [position for _, run in written for position in run]
         self.bank.forget(torch.tensor(rows), torch.tensor(positions))
         for state in self.single:
             invalidate(state, torch.tensor(rows), torch.tensor(positions))
@@ -145,7 +153,6 @@ def test_a_forgotten_bank_keeps_owners_and_counters() -> None:
     kept = {name: twins.bank.arrays[name].clone() for name in ("capacity", "step", "counters")}
     twins.bank.forget_all()
     assert (twins.bank.states[1].slot_pos == -1).all()
-    assert (twins.bank.states[1].pos_slot == -1).all()
     for name, words in kept.items():
         assert torch.equal(twins.bank.arrays[name], words), name
 
@@ -159,14 +166,23 @@ def test_states_are_contiguous_parts_of_the_bank() -> None:
 
 
 def test_bytes_of_a_bank_are_told_before_it_is_made() -> None:
-    from hisparsed.kernels.triton_workspace import Workspace
+    from hisparsed.kernels.triton_workspace import sizes_for
 
     bank = StateBank.create(2, 3, 64, 640)
     taken = sum(word.nbytes for word in bank.arrays.values())
-    for state in bank.states:
-        space = Workspace.create(state, rows=0)
-        taken += sum(word.nbytes for word in vars(space).values() if torch.is_tensor(word))
-    assert state_bytes(2, 3, 64, 640) == taken
+    shared = 4 * sum(sizes_for(bank.states[0], rows=1500, width=7).values())
+    assert state_bytes(2, 3, 64, 640, rows=1500, topk=7) == (taken, shared)
+
+
+@pytest.mark.parametrize("positions", [131_072, 1_048_576])
+@pytest.mark.parametrize(("multiple", "most_mb"), [(2, 100), (5, 150)])
+def test_state_of_64_requests_is_small_whatever_their_longest_context(
+    positions: int, multiple: int, most_mb: int
+) -> None:
+    """GLM-5.x: 22 index groups, top-k 2048; four rows a request with three drafts."""
+    rows = 64 * (1 if multiple == 2 else 4)
+    bank, shared = state_bytes(22, 64, 2048 * multiple, positions, rows=rows, topk=2048)
+    assert (bank + shared) / 1e6 <= most_mb
 
 
 @pytest.mark.parametrize(("groups", "states"), [(0, 1), (1, 0)])

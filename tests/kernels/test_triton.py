@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -45,7 +46,7 @@ def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess
         ("test_resolver_random.py", "not long", 3),
         pytest.param("test_resolver_random.py", "", 9, marks=pytest.mark.long),
         ("test_gather.py", "not long", 30),
-        ("interpreted_triton.py", "not long", 18),
+        ("interpreted_triton.py", "not long", 17),
     ],
 )
 def test_interpreted_kernels_pass(module: str, marks: str, fewest: int) -> None:
@@ -94,15 +95,16 @@ def test_no_slice_of_a_step_makes_triton_compile_anew(where: int) -> None:
 
     assert not triton_backend.INTERPRETED
     backend = CUDABackend(GPUTarget("cuda", 90, 32))
-    fixed = {"host", "slab", "layer_offsets", "latch"}
     for launch in [*step_launches(4096), row_gather()]:
         kernel = launch.kernel
         of = create_function_from_signature(kernel.signature, kernel.params, backend)
-        moved = dict(launch.arguments)
-        for name in triton_language.SLICED:
-            if name in moved and name not in fixed:
-                moved[name] = moved[name].view(-1)[where:]
-        for name in ("rows", "requests"):
+        moved = {
+            name: value.view(-1)[where:]
+            if isinstance(value, torch.Tensor) and name not in triton_language.ALIGNED
+            else value
+            for name, value in launch.arguments.items()
+        }
+        for name in ("rows", "requests", "scratch_blocks"):
             if name in moved:
                 moved[name] = (1, 32)[where]
         assert of(**moved)[1] == of(**launch.arguments)[1], kernel.__name__
@@ -128,7 +130,7 @@ def test_every_kernel_compiles_for_sm_90_and_fits_an_sm(tmp_path: Path) -> None:
     report: dict[str, Any] = json.loads(done.stdout)
     kernels = report["kernels"]
     names = {row["kernel"] for row in kernels}
-    assert names == {"find_runs", "classify", "sample", "plan", "finalise", "gather_rows"}
+    assert names == {"plan", "finalise", "gather_rows"}
     assert {row["capacity"] for row in kernels} == {2048, 4096, 5120, 16384, None}
     for row in kernels:
         assert row["stack_bytes"] == 0, f"{row} spills"

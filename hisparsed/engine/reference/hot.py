@@ -257,7 +257,12 @@ class ReferenceHotBuffers:
                 invalidate(state, torch.tensor(rows), torch.tensor(positions))
 
     def batch(self, segments: Sequence[ScheduledTokens]) -> DecodeBatch:
-        """The decode rows of ``segments``, the same for every index group of the step."""
+        """The decode rows of ``segments``, the same for every index group of the step.
+
+        Called once a step.
+        """
+        for state in self._states:
+            state.begin_step()
         rows = [segment.row for segment in segments for _ in range(segment.count)]
         return DecodeBatch(tuple(segments), torch.tensor(rows, dtype=torch.int32))
 

@@ -120,11 +120,11 @@ def install(
         int(first.hot_block_table.shape[1]) * block_size,
         int(source_table.shape[1]) * block_size,
     )
-    _require_memory(state_bytes(*sizes), device)
+    rows, topk = first.index_group.shared_topk.physical_topk_indices.shape
+    _require_memory(sum(state_bytes(*sizes, rows=rows, topk=topk)), device)
     bank = StateBank.create(*sizes, device=device)
     blocks = torch.tensor(list(scratch), dtype=torch.int32, device=device)
     _require_scratch(first, blocks.shape[0] * block_size, sizes[2])
-    rows, topk = first.index_group.shared_topk.physical_topk_indices.shape
     lists = StepLists.create(rows, topk, device)
     runtime_group = dict(zip(map(_runtime_id, handles), hot_group_of, strict=True))
     members = [[leader.runtime, *leader.runtime.index_group.followers] for leader in leaders]

@@ -166,6 +166,7 @@ class WorkerResidency:
         if self._failed:
             raise RuntimeError(f"hot buffers are in doubt: {self._failed}")
         self._written = False
+        self.bank.begin_step()
         self._known.take(updates)
         if not updates.leases:
             return
