@@ -45,6 +45,25 @@ _WORDED: Final = (
         "Changes of %s cannot be watched (%s); they are looked at every %gs.",
     ),
     LogEvent(
+        "service-link-left-out",
+        "warning",
+        "vLLM reads the variable as a port; the node starts without it",
+        "%s=%s is left out: Kubernetes sets it for a service called vllm. "
+        "`enableServiceLinks: false` in the pod keeps it away.",
+    ),
+    LogEvent(
+        "calls-cut",
+        "warning",
+        "the engine ended, or a drain was over; each client got an error of its API",
+        "%s were cut off; their clients got an error.",
+    ),
+    LogEvent(
+        "processes-left",
+        "warning",
+        "the kernel has not taken their memory back; the next start may find too little",
+        "Killed processes of the engine have not ended within %gs and hold memory: %s.",
+    ),
+    LogEvent(
         "command-refused",
         "warning",
         "nothing changed; the next tick decides anew",

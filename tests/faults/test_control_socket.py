@@ -208,3 +208,13 @@ async def test_whatever_goes_wrong_with_the_new_socket_it_is_tried_again(
     assert (kind, "no loop" in sentence) == (EventKind.CONTROL_SOCKET_LOST, True)
     assert (await control.reported())[0] is EventKind.CONTROL_SOCKET_BACK
     assert await control.ask() == 200
+
+
+async def test_a_server_that_ends_by_itself_is_begun_again(control: Control) -> None:
+    serving = control.server._serving
+    assert serving is not None
+    serving.cancel()
+    kind, sentence = await control.reported()
+    assert kind is EventKind.CONTROL_SOCKET_BACK
+    assert "is served no more (it ended by itself); it is there again" in sentence
+    assert await control.ask() == 200

@@ -192,20 +192,24 @@ class ControlServer:
 
         Raises ``UserError`` when another daemon has the socket, or the path cannot be used.
         """
-        listener = self._bind()
-        self._server = QuietServer(
+        server, serving = await self._serve(self._bind())
+        if serving.done():
+            self._release()
+            await serving
+        self._looking = asyncio.create_task(self._look(server, serving))
+
+    async def _serve(self, listener: socket.socket) -> tuple[QuietServer, asyncio.Task[None]]:
+        """Returns once requests are answered, or the task has ended."""
+        self._server = server = QuietServer(
             PeerGuard(self._application),
             bounded_protocol(self.connections, error_body, PeerProtocol),
             graceful_s=_STOP_S,
         )
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        ready = asyncio.create_task(self._server.ready.wait())
-        await asyncio.wait({ready, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        self._serving = serving = asyncio.create_task(server.serve(sockets=[listener]))
+        ready = asyncio.create_task(server.ready.wait())
+        await asyncio.wait({ready, serving}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
-        if self._serving.done():
-            self._release()
-            await self._serving
-        self._looking = asyncio.create_task(self._look(self._server))
+        return server, serving
 
     async def stop(self) -> None:
         """Answer what is asked already, then remove the socket if it is still this one."""
@@ -214,26 +218,38 @@ class ControlServer:
         self._end_streams()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
-            await self._serving
+            await asyncio.gather(self._serving, return_exceptions=True)
         self._release()
 
-    async def _look(self, server: QuietServer) -> None:
-        """Make the socket anew whenever its file is gone. Open connections are left alone."""
+    async def _look(self, server: QuietServer, serving: asyncio.Task[None]) -> None:
+        """Make the socket anew whenever its file is gone, and serve again should the server end.
+
+        Open connections are left alone.
+        """
         while True:
             await asyncio.sleep(self._look_every_s)
-            if self._is_there():
+            ended = serving.done()
+            if not ended and self._is_there():
                 continue
+            why = "was removed"
+            if ended:
+                why = f"is served no more ({_end_of(serving)})"
+                for listener in server.servers:
+                    listener.close()
             try:
-                await server.listen_on(self._bind())
+                if ended:
+                    server, serving = await self._serve(self._bind())
+                else:
+                    await server.listen_on(self._bind())
             except Exception as error:
                 self._identity = None  # or one that nobody listens on would pass for ours
                 if not self._lost:
                     self._lost = True
-                    sentence = f"The control socket was removed, and cannot be made anew: {error}"
+                    sentence = f"The control socket {why}, and cannot be made anew: {error}"
                     self._report(EventKind.CONTROL_SOCKET_LOST, sentence)
                 continue
             self._lost = False
-            sentence = f"The control socket {self._path} had been removed; it is there again."
+            sentence = f"The control socket {self._path} {why}; it is there again."
             self._report(EventKind.CONTROL_SOCKET_BACK, sentence)
 
     def _is_there(self) -> bool:
@@ -304,6 +320,11 @@ class ControlServer:
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
+
+
+def _end_of(serving: asyncio.Task[None]) -> str:
+    error = None if serving.cancelled() else serving.exception()
+    return "it ended by itself" if error is None else f"{type(error).__name__}: {error}"
 
 
 def is_live(path: Path) -> bool:
