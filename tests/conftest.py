@@ -16,15 +16,17 @@ settings.load_profile("repeatable")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """A C++ library of another revision is refused, so it is built again, before any worker."""
-    from hisparsed.kernels import cpp_library
+    """A C++ library of another revision is refused, so it is built again, before any worker.
 
-    try:
-        cpp_library.load()
-    except OSError:
-        if not hasattr(session.config, "workerinput"):
-            build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-            subprocess.run(build, cwd=Path(__file__).parents[1], check=False, capture_output=True)
+    It is tried in a process of its own: who has loaded the old one cannot load the new one.
+    """
+    if hasattr(session.config, "workerinput"):
+        return
+    root = Path(__file__).parents[1]
+    load = [sys.executable, "-c", "from hisparsed.kernels.cpp_library import load; load()"]
+    if subprocess.run(load, cwd=root, check=False, capture_output=True).returncode:
+        build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
+        subprocess.run(build, cwd=root, check=False, capture_output=True)
 
 
 @pytest.hookimpl(wrapper=True)
