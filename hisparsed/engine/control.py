@@ -8,6 +8,7 @@ that the head of the waiting queue lacked.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from vllm.v1.hisparse.coordinator import get_hisparse_coordinator
 from hisparsed.engine.admission import OldestTurn, SessionTable, WaitingCall, held_prefix_first
 from hisparsed.engine.canary_calls import CanaryCalls
 from hisparsed.engine.compat.adapters import ActiveLimit, waiting_queues
+from hisparsed.engine.compat.replaced import pages_can_be_whole
 from hisparsed.engine.compat.residency import watch_lost_pages
 from hisparsed.engine.held_prefix import HeldPrefix
 from hisparsed.engine.host.chunks import ChunkLayout, chunk_layout
@@ -47,6 +49,8 @@ from hisparsed.policy.signals import (
     Requests,
     Watermark,
 )
+
+log = logging.getLogger("hisparsed.engine")
 
 _DEFAULT_AGEING_S = 30.0
 """What the API side says until a policy says otherwise."""
@@ -88,6 +92,8 @@ class EngineControl:
             manager.start_counting()
             self._resident.append(manager)
         watch_lost_pages(self._coordinator, CountingResidentManager.count_lost_page)
+        if options.get("bookkeeping") != "vllm":
+            self._keep_pages_whole()
         self._block_tokens = int(self._coordinator.host_manager.block_size)
         source_group = int(self._coordinator.host_group_id)
         self._copies = int(options.get("offload_copies", 1))
@@ -137,6 +143,18 @@ class EngineControl:
         self.nothing_can_run = False
         """After the last pass nothing ran, calls waited, and nothing was in flight."""
         self._held_back = 0
+
+    def _keep_pages_whole(self) -> None:
+        if not pages_can_be_whole():
+            log.warning(
+                "This vLLM's bookkeeping of pages is not one that hisparsed knows; it stays in "
+                "force. Steps take several times the CPU time."
+            )
+            return
+        # Names of this vLLM that others do not have.
+        from hisparsed.engine.pages import keep_pages_whole
+
+        keep_pages_whole(self._cache_manager.coordinator, self._coordinator)
 
     # --- geometry ------------------------------------------------------------------
 

@@ -96,6 +96,18 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
         held = len(self.req_to_blocks.get(request_id, ()))
         return max(self.lease_of(request_id) - held, 0)
 
+    def plans(self, request_id: str) -> bool:
+        """Whether the next allocation is to grow the lease."""
+        return bool(self._planned_growth.get(request_id))
+
+    def needs_nothing(self, request_id: str) -> bool:
+        """Whether the next allocation changes nothing."""
+        if request_id not in self.num_cached_block:
+            return False
+        if request_id not in self.hot_required:
+            return True
+        return not self.plans(request_id) and self.get_num_required_blocks(request_id) == 0
+
     def shrink(self, request_id: str, blocks: int) -> None:
         """Give back what a request holds beyond ``blocks``; its rows must have moved before."""
         if self.lease_blocks.get(request_id, 0) <= blocks:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from hisparsed.engine.compat.replaced import KNOWN, replaced_digest
 from hisparsed.engine.compat.versions import TESTED, installed_vllm
 from tests.contract.source_tree import SourceTree
 from tests.contract.surface import Place, read_surface
@@ -36,6 +37,18 @@ def test_the_sources_are_those_of_the_snapshot(
         target for target in sorted({*found, *known}) if found.get(target) != known.get(target)
     ]
     assert differing == [], "`make snapshots` reads them anew"
+
+
+@pytest.mark.parametrize("version", TESTED)
+def test_pages_are_kept_whole_where_their_bookkeeping_is_known(
+    version: str, tree_of: Callable[[str], Path]
+) -> None:
+    tree = tree_of(version)
+
+    def text(module: str) -> str:
+        return (tree.parent / f"{module.replace('.', '/')}.py").read_text("utf-8")
+
+    assert (replaced_digest(text) in KNOWN) == (version >= "0.32")
 
 
 @pytest.fixture(scope="module")

@@ -231,7 +231,10 @@ def finish(built: Any, config: NodeConfig, *, max_multiplier: float) -> None:
     built.attention_config.hisparse_config.device_buffer_size = rows
     if not built.scheduler_config.async_scheduling:
         built.scheduler_config.scheduler_cls = SCHEDULER
-    options: dict[str, Any] = {"kernels": config.cuda.kernels}
+    options: dict[str, Any] = {
+        "kernels": config.cuda.kernels,
+        "bookkeeping": config.bookkeeping,
+    }
     if config.cuda.kernels == "hisparsed" and config.cuda.hot_scratch:
         options["scratch_blocks"] = whole_step_scratch_blocks(
             query_len=decode_query_len(config),

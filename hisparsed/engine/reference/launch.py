@@ -165,6 +165,7 @@ def vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
         engine_args=dict(config.engine_args),
         speculative_tokens=reference.speculative_tokens,
         eager_host_mirror=reference.eager_host_mirror,
+        bookkeeping=config.bookkeeping,
         handoff=_handoff_options(config.disaggregation),
     )
     try:

@@ -59,6 +59,8 @@ class ReferenceOptions:
     """Drafts verified with each token; 0 decodes one by one."""
     eager_host_mirror: bool = True
     """Decode rows reach the host as they are written, not when their page is full."""
+    bookkeeping: str = "hisparsed"
+    """``hisparsed`` or ``vllm``: who keeps HiSparse's pages."""
     handoff: HandoffOptions | None = None
     """The node's part in handing prefixes over; without it each call stays on one node."""
 
@@ -100,7 +102,11 @@ def build_vllm_config(options: ReferenceOptions) -> VllmConfig:
         "scheduler_cls": SCHEDULER,
         "enforce_eager": True,
         "additional_config": {
-            "hisparsed": {"ack_lag_steps": options.ack_lag_steps, "threads": options.threads}
+            "hisparsed": {
+                "ack_lag_steps": options.ack_lag_steps,
+                "threads": options.threads,
+                "bookkeeping": options.bookkeeping,
+            }
         },
     }
     if options.speculative_tokens:

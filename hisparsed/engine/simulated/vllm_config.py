@@ -39,6 +39,8 @@ class SimulatedOptions:
     store_threshold: int = 0
     copies: int = 1
     """Of the indexer, in the offload pool."""
+    bookkeeping: str = "hisparsed"
+    """``hisparsed`` or ``vllm``: who keeps HiSparse's pages; the outcome is the same."""
     seed: int = 0
 
 
@@ -60,6 +62,7 @@ def build_vllm_config(options: SimulatedOptions) -> VllmConfig:
         "seed": options.seed,
         "stands_for": float(1 / scale),
         "offload_copies": options.copies,
+        "bookkeeping": options.bookkeeping,
     }
     if options.hisparse and options.scratch:
         hisparsed["scratch_blocks"] = scratch_block_count(

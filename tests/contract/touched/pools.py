@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.contract.touch import Touch, calls, only, overrides, reads, sets
+from tests.contract.touch import Touch, calls, members, only, overrides, reads, sets
 
 _BOTH_POOLS = ("engine.host.pool", "engine.host.ghosts", "engine.held_prefix")
 
@@ -53,6 +53,13 @@ TOUCHED = (
             *only(reads("block_table_updates"), "engine.compat.residency", until="0.31"),
             *sets("_lose_page"),
         ),
+    ),
+    Touch(
+        "vllm.v1.core.kv_cache_coordinator",
+        by=("engine.pages",),
+        why="where prefixes of full-attention groups may end, for the groups that cache",
+        breaks="prefixes are cached at other places than vLLM's",
+        uses=only(members("replay_boundaries"), "engine.pages", since="0.32"),
     ),
     Touch(
         "vllm.v1.hisparse.coordinator:_HiSparseRequestState",

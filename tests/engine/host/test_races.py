@@ -333,6 +333,12 @@ def test_resets_and_moves_at_random_change_no_token(tmp_path: Path) -> None:
 
 
 SHAPE = replace(SMALL_NODE, gpu_blocks=90)
+
+
+def rules(order: str, running: int) -> dict[str, Any]:
+    return {"order": order, "ageing_s": 30.0, "max_running": running}
+
+
 SEEN = {"preempted": 0, "moves": 0, "resets": 0, "drained": 0, "loads": 0, "steps": 0}
 dice = st.integers(0, 1 << 16)
 
@@ -401,7 +407,7 @@ class Fire(RuleBasedStateMachine):
     )
     def other_levers(self, multiplier: float, order: str, limit: int, seed: int) -> None:
         self.traffic(seed)
-        self.apply(multiplier=multiplier, admission={"order": order, "max_running": limit})
+        self.apply(multiplier=multiplier, admission=rules(order, limit))
 
     def apply(self, **command: Any) -> None:
         SEEN["moves"] += 1
@@ -442,7 +448,7 @@ class Fire(RuleBasedStateMachine):
             reserve_target_blocks=0,
             release_reserve=False,
             multiplier=4.0,
-            admission={},
+            admission=rules("arrival", 6),
         )
         self.workers.run()
         control(self.workers.core, "report", {})

@@ -1,0 +1,276 @@
+"""CPU time of the engine core's steps: ``python -m tests.bench.step_cpu [--steps N] [--json]``.
+
+Three nodes in one process step in turn through the same calls at the size of eight H200 and all
+cache groups: vLLM's classes untouched; ours with vLLM's own bookkeeping of pages; ours. Thread CPU
+milliseconds of ``schedule()`` and ``update_from_output()``, without the model, while prompts are
+computed and while there is only decoding. Ratios hold between machines, milliseconds do not. The
+nodes are simulated: no byte moves, every decision is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+NODE = "8xh200-glm-5.3"
+MAX_MODEL_LEN = 131_072
+OFFLOAD_SHARE = 0.25
+KINDS = ("vllm", "bookkeeping: vllm", "hisparsed")
+
+
+@dataclass(frozen=True)
+class Load:
+    """``users`` sessions, each of one call at a time that continues the one before."""
+
+    users: int = 96
+    first_tokens: tuple[int, int] = (20_000, 90_000)
+    more_tokens: tuple[int, int] = (300, 2_500)
+    answer_tokens: tuple[int, int] = (100, 400)
+    seed: int = 3
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Thread CPU milliseconds of the steps of one phase."""
+
+    steps: int
+    running: float
+    mean_ms: float
+    p50_ms: float
+    p99_ms: float
+
+
+class Session:
+    def __init__(self, number: int, rng: random.Random, load: Load, block_tokens: int) -> None:
+        self.number, self._rng, self._load = number, rng, load
+        self._block_tokens = block_tokens
+        self.turn = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tokens = self._rng.randrange(*self._load.first_tokens)
+        self._names = [self._rng.randbytes(16) for _ in range(MAX_MODEL_LEN // self._block_tokens)]
+
+    def call(self) -> Any:
+        from hisparsed.engine.simulated.node import SimulatedCall
+
+        answer = self._rng.randrange(*self._load.answer_tokens)
+        if self._tokens + answer > MAX_MODEL_LEN:
+            self._begin()
+        tokens, self.turn = self._tokens, self.turn + 1
+        self._tokens += answer + self._rng.randrange(*self._load.more_tokens)
+        blocks = tuple(self._names[: (tokens + answer) // self._block_tokens])
+        return SimulatedCall(f"{self.number}.{self.turn}", blocks, tokens, answer)
+
+
+class Timed:
+    """One node that plays a load, its scheduler's two calls timed."""
+
+    def __init__(self, kind: str, load: Load, folder: Path) -> None:
+        self.kind = kind
+        self.node = _started(kind, folder)
+        self.schedule_s: list[float] = []
+        self.update_s: list[float] = []
+        self.work: list[tuple[int, int]] = []
+        """Tokens and requests of each step."""
+        scheduler: Any = self.node._scheduler
+        scheduler.schedule = self._timed(scheduler.schedule, self.schedule_s, self._scheduled)
+        scheduler.update_from_output = self._timed(scheduler.update_from_output, self.update_s)
+        rng = random.Random(load.seed)
+        block_tokens = self.node._block_tokens
+        self._sessions = [Session(n, rng, load, block_tokens) for n in range(load.users)]
+        for session in self._sessions:
+            self.node.add(session.call())
+
+    def _timed(
+        self,
+        call: Callable[..., Any],
+        times_s: list[float],
+        look: Callable[[Any], None] = lambda _output: None,
+    ) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began_s = time.thread_time()
+            output = call(*args, **kwargs)
+            times_s.append(time.thread_time() - began_s)
+            look(output)
+            return output
+
+        return timed
+
+    def _scheduled(self, output: Any) -> None:
+        self.work.append((output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)))
+
+    def step(self) -> None:
+        emitted, executed = self.node.step()
+        for one in emitted:
+            if one.finished:
+                number = int(one.request_id.partition(".")[0])
+                self.node.add(self._sessions[number].call())
+        if not executed:
+            now_s = self.node.clock.now_s()
+            self.node.clock.advance_to(self.node.next_copy_done_s() or now_s + 0.05)
+
+    def phases(self, query_len: int) -> Iterator[tuple[str, list[int]]]:
+        """Numbers of the steps that compute prompts, and of those that only decode."""
+        prompts = [
+            n for n, (tokens, calls) in enumerate(self.work) if tokens > 4 * calls * query_len
+        ]
+        decodes = [
+            n for n, (tokens, calls) in enumerate(self.work) if 0 < tokens <= calls * query_len
+        ]
+        yield "prompts", prompts
+        yield "decoding", decodes
+
+
+def _started(kind: str, folder: Path) -> Any:
+    from hisparsed.config.node_description import load_node_description
+    from hisparsed.engine.simulated import vllm_config
+    from hisparsed.engine.simulated.node import SimulatedNode
+    from hisparsed.policy.decisions import EngineCommand
+
+    described = load_node_description(NODE)
+    options = vllm_config.SimulatedOptions(
+        node=described,
+        model_folder=folder / kind.replace(": ", "-"),
+        host_budget_bytes=int(described.host.budget),
+        max_lease_rows=(described.query_len + 1) * described.model.topk,
+        max_model_len=MAX_MODEL_LEN,
+        scale=Fraction(1),
+        scratch=False,
+    )
+    if kind == "vllm":
+        return _untouched(options)
+    own = "vllm" if kind == "bookkeeping: vllm" else "hisparsed"
+    node = SimulatedNode(replace(options, bookkeeping=own))
+    budget = node.take_report().geometry.budget_blocks
+    node.put(EngineCommand(offload_target_blocks=int(budget * OFFLOAD_SHARE)))
+    return node
+
+
+def _untouched(options: Any) -> Any:
+    """vLLM's scheduler, managers and offloading; its pools have memory of their own."""
+    from hisparsed.engine.simulated import node as simulated
+    from hisparsed.engine.simulated import vllm_config
+
+    def transfer_config(given: Any) -> Any:
+        config = own_transfer_config(given)
+        hisparse, offloading = config.kv_connector_extra_config["connectors"]
+        host_bytes = int(given.host_budget_bytes * given.scale)
+        pool_gib = host_bytes * (1 - OFFLOAD_SHARE) / 2**30
+        hisparse["kv_connector_extra_config"]["host_pool_gib"] = pool_gib
+        offloading["kv_connector_extra_config"] |= {
+            "spec_name": "StandardOffloadingSpec",
+            "cpu_bytes_to_use": int(host_bytes * OFFLOAD_SHARE),
+        }
+        return config
+
+    own_scheduler, own_transfer_config = (
+        vllm_config.SCHEDULER,
+        vllm_config._hisparse_transfer_config,
+    )
+    vllm_config.SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
+    vllm_config._hisparse_transfer_config = transfer_config
+    try:
+        node: Any = simulated.SimulatedNode(options)
+    finally:
+        vllm_config.SCHEDULER = own_scheduler
+        vllm_config._hisparse_transfer_config = own_transfer_config
+    # Ours counts pages that are only on the host; the simulated GPU asks how many there are.
+    resident = node._executor._work._residency._resident
+
+    def share(request_id: str) -> float:
+        row = resident.get_residency_row(request_id)
+        return 1.0 - sum(block.is_null for block in row) / max(1, len(row))
+
+    node._executor._work._residency.resident_share = share
+    return node
+
+
+def _figures(times_s: Sequence[float], numbers: Sequence[int], work: Sequence[Any]) -> StepTimes:
+    ordered = sorted(times_s[n] * 1e3 for n in numbers)
+    return StepTimes(
+        len(ordered),
+        round(sum(work[n][1] for n in numbers) / len(ordered), 1),
+        round(sum(ordered) / len(ordered), 2),
+        round(ordered[len(ordered) // 2], 2),
+        round(ordered[len(ordered) * 99 // 100], 2),
+    )
+
+
+def measure(load: Load, steps: int, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
+    """By phase, call and kind of bookkeeping; nodes take turns, so that a slow moment hits all."""
+    with tempfile.TemporaryDirectory(prefix="hisparsed-bench-") as folder:
+        nodes = [Timed(kind, load, Path(folder)) for kind in kinds]
+        gc.collect()
+        gc.freeze()
+        # Its passes go over all three nodes' objects and hit whoever runs then.
+        gc.disable()
+        for _ in range(steps):
+            for one in nodes:
+                one.step()
+        found: dict[str, Any] = {}
+        for one in nodes:
+            query_len = one.node._executor._node.query_len
+            for phase, numbers in one.phases(query_len):
+                if not numbers:
+                    continue
+                both = [a + b for a, b in zip(one.schedule_s, one.update_s, strict=False)]
+                for call, times_s in (
+                    ("schedule", one.schedule_s),
+                    ("update_from_output", one.update_s),
+                    ("both", both),
+                ):
+                    figures = _figures(times_s, numbers, one.work)
+                    found.setdefault(phase, {}).setdefault(call, {})[one.kind] = asdict(figures)
+            one.node.shutdown()
+        gc.enable()
+        gc.unfreeze()
+    return found
+
+
+def in_words(found: dict[str, Any]) -> str:
+    lines = [f"{'':42}{'steps':>6}{'mean ms':>9}{'p50':>8}{'p99':>9}{'of vLLM':>9}{'p99 of':>8}"]
+    for phase, calls in found.items():
+        for call, kinds in calls.items():
+            base = kinds.get("vllm")
+            for kind, one in kinds.items():
+                ratios = ""
+                if base is not None:
+                    ratios = (
+                        f"{one['mean_ms'] / base['mean_ms']:>9.2f}"
+                        f"{one['p99_ms'] / base['p99_ms']:>8.2f}"
+                    )
+                lines.append(
+                    f"{phase + ', ' + call + ', ' + kind:42}{one['steps']:>6}{one['mean_ms']:>9.2f}"
+                    f"{one['p50_ms']:>8.2f}{one['p99_ms']:>9.2f}{ratios}"
+                )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.step_cpu", description=__doc__)
+    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--users", type=int, default=Load.users)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["HISPARSED_ENGINE"] = "1"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    found = measure(replace(Load(), users=arguments.users), arguments.steps)
+    print(json.dumps(found) if arguments.json else in_words(found))  # noqa: T201
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
