@@ -1,5 +1,7 @@
 """What the pages look like, as SVG: three sizes in three themes, without colour, in ASCII.
 
+Dialogs, a recorded journal, and a node that was never reached, at the three sizes too.
+
 ``HISPARSED_UPDATE_SNAPSHOTS=1`` writes them anew; look at what changed before you keep them.
 """
 
@@ -10,13 +12,22 @@ import lzma
 import os
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from fake_node import FakeNode
+from recorded_journal import write_journal
+from recorded_node import RecordedFeed, recorded_model
 from textual.pilot import Pilot
 
 from hisparsed.tui import updates
 from hisparsed.tui.app import TopApp
+from hisparsed.tui.client import NodeClient
+from hisparsed.tui.feed import NodeSession, journal_session
+from hisparsed.tui.journal_reader import JournalReader
+from hisparsed.tui.model import NodeModel
+from hisparsed.tui.options import parse_address
 
 FOLDER = Path(__file__).parent / "snapshots"
 Make = Callable[..., TopApp]
@@ -84,6 +95,51 @@ async def test_the_fleet_in_every_theme(
     app.sessions[1].model.apply(updates.Lost("gone"), 1_700_000_000)
     async with app.run_test(size=size) as pilot:
         compare(f"fleet-{size[0]}x{size[1]}", await pictures(pilot), tmp_path)
+
+
+# What a key opens on a page.
+DIALOGS = {
+    "decision": ("2", "j", "j", "j", "j", "enter"),
+    "request": ("3", "enter"),
+    "set-value": ("4", "j", "e"),
+    "freeze-all": ("1", "Z"),
+    "doctor": ("5", "d"),
+    "help": ("1", "question_mark"),
+}
+
+
+@every_size
+async def test_dialogs(node: FakeNode, tmp_path: Path, size: tuple[int, int]) -> None:
+    address = parse_address(f"gpu-7={node.path}")
+    async with NodeClient(address) as client:
+        model = recorded_model("gpu-7")
+        session = NodeSession(model, RecordedFeed, client=client)
+        app = TopApp([session], clock=lambda: model.node_time_s or 0.0)
+        async with app.run_test(size=size) as pilot:
+            for name, keys in DIALOGS.items():
+                await pilot.press(*keys)
+                found = {"dark": await picture(pilot)}
+                compare(f"{name}-{size[0]}x{size[1]}", found, tmp_path)
+                await pilot.press("escape")
+
+
+@every_size
+async def test_a_recorded_journal(tmp_path: Path, size: tuple[int, int]) -> None:
+    write_journal(tmp_path / "node-7.sqlite")
+    with closing(JournalReader(tmp_path / "node-7.sqlite")) as reader:
+        async with TopApp([journal_session(reader, "node-7")]).run_test(size=size) as pilot:
+            await pilot.pause()
+            compare(f"journal-{size[0]}x{size[1]}", {"dark": await picture(pilot)}, tmp_path)
+
+
+@every_size
+async def test_never_reached(tmp_path: Path, size: tuple[int, int]) -> None:
+    model = NodeModel("n", "/run/n/control.sock")
+    why = "no daemon has this socket; it is stopped or has another control_socket"
+    model.apply(updates.Lost(f"/run/n/control.sock: {why}"), 1_700_000_000)
+    app = TopApp([NodeSession(model, RecordedFeed)], clock=lambda: 1_700_000_060)
+    async with app.run_test(size=size) as pilot:
+        compare(f"never-reached-{size[0]}x{size[1]}", {"dark": await picture(pilot)}, tmp_path)
 
 
 async def test_disconnected(make_app: Make, tmp_path: Path) -> None:

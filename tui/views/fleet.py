@@ -41,7 +41,8 @@ def fleet_line(model: NodeModel, width: int, context: ViewContext) -> Line:
     state = severity.word
     life = engine_summary(model.status)
     if model.link is Connection.LOST:
-        state = f"lost {fmt.clock(model.link_since_s)}"
+        never = model.status is None
+        state = "never reached" if never else f"lost {fmt.clock(model.link_since_s)}"
     elif life is not None and life.next_try_s is not None:
         left_s = round(life.next_try_s - (model.node_now_s(context.now_s) or life.next_try_s))
         state = f"engine: try in {fmt.whole_duration(left_s)}" if left_s > 0 else state
@@ -52,6 +53,9 @@ def fleet_line(model: NodeModel, width: int, context: ViewContext) -> Line:
         + fit(line((f"{mark} {state}", role)), state_cells - 1, more=more)
         + line(" ")
     )
+    why = model.link_why.removeprefix(f"{model.address}: ")
+    if model.status is None and why:
+        return whole + line((why, "bad"))
     dull = "dim" if model.outdated else ""
     for index, column in enumerate(_columns(width)):
         figure = f"{column.figure(model):>{column.cells}}"

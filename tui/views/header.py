@@ -76,7 +76,8 @@ def _second(model: NodeModel, banner: Banner, width: int, context: ViewContext) 
     if model.link is Connection.LOST:
         since = fmt.clock(model.link_since_s)
         why = model.link_why.removeprefix(f"{model.address}: ")
-        return ends(line((f"disconnected since {since}: {why}", "bad")), right, width)
+        what = "never reached" if model.status is None else f"disconnected since {since}"
+        return ends(line((f"{what}: {why}", "bad")), right, width)
     if model.link is Connection.CONNECTING:
         return ends(line((f"connecting to {model.address} ...", "warn")), right, width)
     if banner.notice:
