@@ -474,7 +474,9 @@ class FleetScreen(SteadyScreen[None]):
             return fleet_line(models[index], width, context)
 
         self.query_one(TableView).show_rows(
-            line((fleet_titles(width), "title")), [model.label for model in models], row
+            line((fleet_titles(width, context.span_s), "title")),
+            [model.label for model in models],
+            row,
         )
 
     def resized(self, event: events.Resize) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import Connection, NodeModel
 from hisparsed.tui.styled import Line, ends, fit, line
-from hisparsed.tui.views.drawing import ViewContext, columns, series_values
+from hisparsed.tui.views.drawing import WINDOW, ViewContext, columns, series_values
 from hisparsed.tui.views.health import engine_summary
 from hisparsed.tui.wire import number, text
 
 _LABEL = 18
+_LEAST_CHART = 24
 _STATE = 20
 
 
@@ -26,12 +27,15 @@ def _order(model: NodeModel) -> tuple[float, float, str]:
     return (-model.severity().rank, coverage if coverage is not None else float("inf"), model.label)
 
 
-def fleet_titles(width: int) -> str:
-    """The line above the table; a narrow screen has fewer columns."""
+def fleet_titles(width: int, span_s: float | None = None) -> str:
+    """The line above the table; a narrow screen has fewer columns, and no charts."""
     label, state = _head_cells(width)
-    return f"{'node':<{label}}{'state':<{state}}" + "".join(
+    titles = f"{'node':<{label}}{'state':<{state}}" + "".join(
         f"{column.title:>{column.cells}}" for column in _columns(width)
     )
+    if span_s is None or width - len(titles) - 2 < _LEAST_CHART:
+        return titles
+    return f"{titles}  tokens out, last {fmt.span(span_s)}"
 
 
 def fleet_line(model: NodeModel, width: int, context: ViewContext) -> Line:
@@ -61,7 +65,7 @@ def fleet_line(model: NodeModel, width: int, context: ViewContext) -> Line:
         figure = f"{column.figure(model):>{column.cells}}"
         whole += line((figure, dull or ("strong" if index == 0 else "")))
     room = width - whole.cells - 2
-    if room < 12:
+    if room < _LEAST_CHART:
         return whole
     values = series_values(model.history, "tokens", min(room, 60), context)
     most = max((value for value in values if value is not None), default=0.0)
@@ -137,5 +141,8 @@ def fleet_summary(models: Iterable[NodeModel], width: int) -> Line:
     several = ", ".join(sorted(map(str, versions)))
     mixed = f"  MIXED VERSIONS: {several}" if len(versions) > 1 else ""
     left = line((f"{len(known)} nodes: ", "title"), words, (mixed, "warn"))
-    right = line((f"{running:.0f} running, {fmt.short(tokens)} tok/s", "strong"))
+    right = line(
+        (f"{running:.0f} running, {fmt.short(tokens)} tok/s", "strong"),
+        (f", rates {WINDOW}", "dim"),
+    )
     return ends(left, right, width)
