@@ -1,7 +1,8 @@
 """What this machine allows: the kind of node, and how much host memory the node may use.
 
 The kind is cuda, reference or simulated; GPUs are found through a probe that the caller passes in.
-Memory is RAM in bytes, or the lowest cgroup limit (v2, else v1). Starts nothing.
+Memory is counted as the kernel does: RAM, and the limit and use of every cgroup around this process
+(v1 and v2). Starts nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,42 +21,91 @@ _OWN_CGROUP = Path("/proc/self/cgroup")
 
 def machine_memory_bytes() -> int:
     """RAM in bytes, or the cgroup's limit where that is lower."""
-    limit = cgroup_limit_bytes(_CGROUP_ROOT, _OWN_CGROUP)
-    total = psutil.virtual_memory().total
-    return total if limit is None else min(total, limit)
+    limits = [one.limit_bytes for one in cgroups_of(_CGROUP_ROOT, _OWN_CGROUP)]
+    return min([psutil.virtual_memory().total, *limits])
 
 
-def cgroup_limit_bytes(root: Path, own: Path) -> int | None:
-    """The lowest memory limit (v2, else v1) from this process's cgroup up; ``None`` for none.
+def available_memory_bytes() -> int:
+    """What this process and those that it starts may still take, in bytes.
+
+    Of the machine, and of each cgroup that it is in: what others in it have taken is gone.
+    """
+    rooms = [one.room_bytes for one in cgroups_of(_CGROUP_ROOT, _OWN_CGROUP)]
+    return min([psutil.virtual_memory().available, *rooms])
+
+
+@dataclass(frozen=True)
+class CgroupMemory:
+    """One cgroup with a limit. ``used_bytes`` is without the file cache, which the kernel drops."""
+
+    limit_bytes: int
+    used_bytes: int
+
+    @property
+    def room_bytes(self) -> int:
+        return max(0, self.limit_bytes - self.used_bytes)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Of the files of one version of cgroups."""
+
+    limit: str
+    used: str
+    cache: tuple[str, ...]
+
+
+_V2 = _Names("memory.max", "memory.current", ("inactive_file", "active_file"))
+_V1 = _Names(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+)
+
+
+def cgroups_of(root: Path, own: Path) -> list[CgroupMemory]:
+    """Those with a memory limit (v1 and v2), from this process's own up.
 
     ``root`` is where cgroups are mounted, ``own`` the process's list of its cgroups.
     """
     try:
         entries = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
-        return None
-    limits = []
+        return []
+    found = []
     for _number, controllers, place in entries:
         if not controllers:
-            base, name = root, "memory.max"
+            base, names = root, _V2
         elif "memory" in controllers.split(","):
-            base, name = root / "memory", "memory.limit_in_bytes"
+            base, names = root / "memory", _V1
         else:
             continue
         folder = base / place.lstrip("/")
         for candidate in (folder, *folder.parents):
-            limits += _read_limit(candidate / name)
+            limit = _number_in(candidate / names.limit)
+            if limit is not None:
+                found.append(CgroupMemory(limit, _used_bytes(candidate, names)))
             if candidate == base:
                 break
-    return min(limits, default=None)
+    return found
 
 
-def _read_limit(path: Path) -> list[int]:
+def _used_bytes(folder: Path, names: _Names) -> int:
+    used = _number_in(folder / names.used) or 0
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return used
+    stat = dict(line.split(" ", 1) for line in lines if " " in line)
+    cache = sum(int(stat[name]) for name in names.cache if stat.get(name, "").isdigit())
+    return max(0, used - cache)
+
+
+def _number_in(path: Path) -> int | None:
+    """``None`` for "max", which is no limit, and where there is no such file."""
     try:
         text = path.read_text().strip()
     except OSError:
-        return []
-    return [int(text)] if text.isdigit() else []  # "max" is no limit
+        return None
+    return int(text) if text.isdigit() else None
 
 
 NodeKind = Literal["cuda", "reference", "simulated"]

@@ -115,8 +115,13 @@ def _summary(findings: Sequence[Finding], node: str) -> str:
 GIB = 2**30
 LEFT_FOR_SYSTEM = 0.05
 """Share of the memory that should stay for the engine's processes and the system."""
+PROCESS_BYTES = 512 * 2**20
+"""What one process with vLLM in it takes at least, without weights and pools."""
+LEAST_LEFT_BYTES = 512 * 2**20
 LEAST_LEFT = 0.02
 """Share of the memory below which a node that runs may lose a process."""
+MOST_LEFT = 0.1
+"""Share of a small memory beyond which ``LEAST_LEFT_BYTES`` would be too much to ask."""
 GPU_IDLE_BYTES = 2 * GIB
 """Used memory of a GPU beyond which another program is on it."""
 NUMA_IMBALANCE = 2.0
@@ -171,11 +176,35 @@ def memory(q: Examination) -> Iterator[Finding]:
         yield Finding("memory", Severity.FATAL, what, why, fix)
     elif budget > free:
         what = f"host_budget {format_bytes(budget)}, but only {format_bytes(free)} are free"
-        fix = "end what holds memory (see leaked-memory), or lower host_budget"
-        yield Finding("memory", Severity.FATAL, what, why, fix)
-    elif budget > total * (1 - LEFT_FOR_SYSTEM):
-        what = f"host_budget {format_bytes(budget)} leaves under 5% of {format_bytes(total)}"
+        yield Finding("memory", Severity.FATAL, what, why, _MORE_MEMORY)
+    elif free - budget < own_bytes(q):
+        what = (
+            f"host_budget {format_bytes(budget)} leaves {format_bytes(free - budget)} of the "
+            f"{format_bytes(free)} that are free"
+        )
+        why = f"the node's own processes take {format_bytes(own_bytes(q))}, and one would be ended"
+        yield Finding("memory", Severity.FATAL, what, why, _MORE_MEMORY)
+    elif free - budget < margin_bytes(q):
+        what = (
+            f"host_budget {format_bytes(budget)} leaves {format_bytes(free - budget)} of the "
+            f"{format_bytes(free)} that are free"
+        )
+        why = f"the node and the system need some {format_bytes(margin_bytes(q))} beside it"
         yield Finding("memory", Severity.WARNING, what, why, "lower host_budget")
+
+
+_MORE_MEMORY = "end what holds memory (see leaked-memory, huge-pages), or lower host_budget"
+
+
+def own_bytes(q: Examination) -> int:
+    """The least that the daemon, the engine core and its ranks take for themselves."""
+    ranks = q.config.cuda.tensor_parallel_size if q.pins else 1
+    return PROCESS_BYTES * (1 + ranks)
+
+
+def margin_bytes(q: Examination) -> int:
+    """What should stay free of the memory beside the host budget."""
+    return max(int(q.machine.memory_bytes * LEFT_FOR_SYSTEM), 2 * own_bytes(q))
 
 
 def shared_memory(q: Examination) -> Iterator[Finding]:
@@ -261,6 +290,16 @@ def numa(q: Examination) -> Iterator[Finding]:
 
 
 def huge_pages(q: Examination) -> Iterator[Finding]:
+    reserved, unused = q.machine.huge_reserved_bytes, q.machine.huge_free_bytes
+    if reserved:
+        short = q.machine.available_bytes - q.config.host_budget < margin_bytes(q)
+        yield Finding(
+            "huge-pages",
+            Severity.WARNING if short and unused else Severity.NOTE,
+            f"{format_bytes(reserved)} are reserved as huge pages, {format_bytes(unused)} unused",
+            "neither the host budget nor the engine can use them",
+            "sysctl vm.nr_hugepages=0, and take hugepages= off the kernel's command line",
+        )
     if q.pins and q.machine.huge_pages == "never":
         yield Finding(
             "huge-pages",
@@ -311,7 +350,7 @@ def gpu_clocks(q: Examination) -> Iterator[Finding]:
 
 def memory_left(q: Examination) -> Iterator[Finding]:
     total, free = q.machine.memory_bytes, q.machine.available_bytes
-    if free < total * LEAST_LEFT:
+    if free < max(total * LEAST_LEFT, min(LEAST_LEFT_BYTES, total * MOST_LEFT)):
         yield Finding(
             "memory-left",
             Severity.WARNING,

@@ -20,9 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
-from hisparsed.config.machine import machine_memory_bytes
+from hisparsed.config.machine import available_memory_bytes, machine_memory_bytes
 from hisparsed.config.node import NodeConfig
 from hisparsed.control.api.socket import is_live
 from hisparsed.control.journal.store import FILE_NAME
@@ -70,6 +68,7 @@ def remove_folder(folder: Path) -> bool:
 
 SHM = Path("/dev/shm")  # noqa: S108 (the kernel's, not a temporary file)
 _NODES = Path("/sys/devices/system/node")
+_HUGE_POOLS = Path("/sys/kernel/mm/hugepages")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _TIME_ERROR = 5
 """What adjtimex(2) returns for a clock that nothing keeps right."""
@@ -98,6 +97,7 @@ class Machine:
     memory_bytes: int
     """RAM, or the cgroup's limit where that is lower."""
     available_bytes: int
+    """What the node may still take: of the machine, and of each cgroup that it is in."""
     shm_total_bytes: int
     shm_free_bytes: int
     offload_files: tuple[ShmFile, ...]
@@ -125,6 +125,10 @@ class Machine:
     """Version of the vLLM that would be imported."""
     journal_bytes: int = 0
     """What the journal takes of the disk already."""
+    huge_reserved_bytes: int = 0
+    """Set aside as huge pages: no memory for anything that does not ask for them."""
+    huge_free_bytes: int = 0
+    """The part of it that nobody uses."""
 
 
 def read_machine(config: NodeConfig) -> Machine:
@@ -132,11 +136,12 @@ def read_machine(config: NodeConfig) -> Machine:
     shm = shutil.disk_usage(SHM)
     driver, gpus = _gpus()
     lock_free, state_trouble = _state(config.state_dir)
-    memory = psutil.virtual_memory()
-    limit = machine_memory_bytes()
+    huge_reserved, huge_free = reserved_huge_pages(_HUGE_POOLS)
     return Machine(
-        memory_bytes=limit,
-        available_bytes=min(memory.available, limit),
+        memory_bytes=machine_memory_bytes(),
+        available_bytes=available_memory_bytes(),
+        huge_reserved_bytes=huge_reserved,
+        huge_free_bytes=huge_free,
         shm_total_bytes=shm.total,
         shm_free_bytes=shm.free,
         offload_files=tuple(offload_files(SHM)),
@@ -164,7 +169,7 @@ def look_again(before: Machine, config: NodeConfig) -> Machine:
     _, gpus = _gpus()
     return replace(
         before,
-        available_bytes=min(psutil.virtual_memory().available, before.memory_bytes),
+        available_bytes=available_memory_bytes(),
         shm_free_bytes=shm.free,
         offload_files=tuple(offload_files(SHM)),
         gpus=gpus,
@@ -211,6 +216,20 @@ def _numa_free() -> Iterator[int]:
         match = re.search(r"MemFree:\s+(\d+) kB", path.read_text())
         if match:
             yield int(match[1]) * 1024
+
+
+def reserved_huge_pages(pools: Path) -> tuple[int, int]:
+    """Bytes set aside as huge pages of every size, and what of it nobody uses.
+
+    ``pools`` has a folder for each size, such as `hugepages-2048kB`.
+    """
+    reserved = free = 0
+    for pool in pools.glob("hugepages-*kB"):
+        size_bytes = int(pool.name.removeprefix("hugepages-").removesuffix("kB")) * 1024
+        with contextlib.suppress(OSError, ValueError):
+            reserved += int((pool / "nr_hugepages").read_text()) * size_bytes
+            free += int((pool / "free_hugepages").read_text()) * size_bytes
+    return reserved, free
 
 
 def _huge_pages() -> str | None:

@@ -1,11 +1,17 @@
-"""What this machine allows: the lowest cgroup limit, and the kind of node by its GPUs."""
+"""What this machine allows: memory as cgroups count it, and the kind of node by its GPUs."""
 
 from pathlib import Path
 
 import psutil
 import pytest
 
-from hisparsed.config.machine import cgroup_limit_bytes, detect_node_kind, machine_memory_bytes
+from hisparsed.config import machine
+from hisparsed.config.machine import (
+    available_memory_bytes,
+    cgroups_of,
+    detect_node_kind,
+    machine_memory_bytes,
+)
 from hisparsed.config.node import NodeConfig
 from hisparsed.errors import UserError
 
@@ -17,40 +23,84 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-def limit(root: Path, folder: str, text: str, name: str = "memory.max") -> None:
-    (root / folder).mkdir(parents=True, exist_ok=True)
-    (root / folder / name).write_text(text)
+def put(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
 
 
-def test_lowest_limit_of_all_parents(tmp_path: Path, own: Path) -> None:
-    limit(tmp_path, "root/a/b", "max\n")
-    limit(tmp_path, "root/a", "3000\n")
-    limit(tmp_path, "root", "5000\n")
-    assert cgroup_limit_bytes(tmp_path / "root", own) == 3000
+def limits(root: Path, own: Path) -> list[int]:
+    return [one.limit_bytes for one in cgroups_of(root, own)]
+
+
+def test_the_limits_of_all_parents(tmp_path: Path, own: Path) -> None:
+    put(tmp_path / "root/a/b", memory__max="max")
+    put(tmp_path / "root/a", memory__max="3000")
+    put(tmp_path / "root", memory__max="5000")
+    assert limits(tmp_path / "root", own) == [3000, 5000]
 
 
 def test_no_limit(tmp_path: Path, own: Path) -> None:
-    limit(tmp_path, "root/a/b", "max\n")
-    assert cgroup_limit_bytes(tmp_path / "root", own) is None
-    assert cgroup_limit_bytes(tmp_path / "none", own) is None
-    assert cgroup_limit_bytes(tmp_path / "root", tmp_path / "missing") is None
+    put(tmp_path / "root/a/b", memory__max="max")
+    assert cgroups_of(tmp_path / "root", own) == []
+    assert cgroups_of(tmp_path / "none", own) == []
+    assert cgroups_of(tmp_path / "root", tmp_path / "missing") == []
 
 
 def test_nothing_above_the_root_is_read(tmp_path: Path, own: Path) -> None:
-    limit(tmp_path, ".", "1\n")
-    limit(tmp_path, "root/a", "3000\n")
-    assert cgroup_limit_bytes(tmp_path / "root", own) == 3000
+    put(tmp_path, memory__max="1")
+    put(tmp_path / "root/a", memory__max="3000")
+    assert limits(tmp_path / "root", own) == [3000]
 
 
 def test_version_one(tmp_path: Path, own: Path) -> None:
     own.write_text("5:cpu:/c\n4:memory:/c\n")
-    limit(tmp_path, "root/memory/c", "2000\n", "memory.limit_in_bytes")
-    limit(tmp_path, "root/cpu/c", "7\n", "memory.limit_in_bytes")
-    assert cgroup_limit_bytes(tmp_path / "root", own) == 2000
+    stat = "cache 900\ntotal_inactive_file 200\ntotal_active_file 100\n"
+    put(
+        tmp_path / "root/memory/c",
+        memory__limit_in_bytes="2000",
+        memory__usage_in_bytes="1500",
+        memory__stat=stat,
+    )
+    put(tmp_path / "root/cpu/c", memory__limit_in_bytes="7")
+    (found,) = cgroups_of(tmp_path / "root", own)
+    assert (found.limit_bytes, found.used_bytes, found.room_bytes) == (2000, 1200, 800)
+
+
+def test_what_others_in_a_cgroup_have_taken_is_gone_but_not_the_file_cache(
+    tmp_path: Path, own: Path
+) -> None:
+    root = tmp_path / "root"
+    put(
+        root / "a/b",
+        memory__max="3000",
+        memory__current="1000",
+        memory__stat="anon 400\nfile 600\ninactive_file 300\nactive_file 100\nshmem 200",
+    )
+    put(root / "a", memory__max="4000", memory__current="3900", memory__stat="torn")
+    put(root, memory__current="7")
+    assert [one.room_bytes for one in cgroups_of(root, own)] == [2400, 100]
+
+
+def test_a_cgroup_above_its_limit_has_no_room(tmp_path: Path, own: Path) -> None:
+    put(tmp_path / "root/a", memory__max="100", memory__current="300")
+    (found,) = cgroups_of(tmp_path / "root", own)
+    assert found.room_bytes == 0
+
+
+def test_the_nearest_cgroup_decides_what_is_available(
+    tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path / "root/a/b", memory__max="2000000", memory__current="1200000")
+    monkeypatch.setattr(machine, "_CGROUP_ROOT", tmp_path / "root")
+    monkeypatch.setattr(machine, "_OWN_CGROUP", own)
+    assert machine_memory_bytes() == 2_000_000
+    assert available_memory_bytes() == 800_000
 
 
 def test_machine_memory_is_at_most_its_ram() -> None:
     assert 0 < machine_memory_bytes() <= psutil.virtual_memory().total
+    assert 0 < available_memory_bytes() <= machine_memory_bytes()
 
 
 EIGHT = ["NVIDIA H200"] * 8

@@ -39,8 +39,12 @@ def test_a_sound_machine_has_every_check_and_nothing_to_say(ask: Any) -> None:
 @pytest.mark.parametrize(
     ("machine", "expected"),
     [
-        ({"available_bytes": 1536 * GIB}, {}),
         ({"available_bytes": 1536 * GIB - 1}, {"memory": Severity.FATAL}),
+        # The daemon and nine processes of the engine, half a GiB each.
+        ({"available_bytes": 1536 * GIB + 9 * GIB // 2 - 1}, {"memory": Severity.FATAL}),
+        ({"available_bytes": 1536 * GIB + 9 * GIB // 2}, {"memory": Severity.WARNING}),
+        ({"available_bytes": 1536 * GIB + 2048 * GIB // 20 - 1}, {"memory": Severity.WARNING}),
+        ({"available_bytes": 1536 * GIB + 2048 * GIB // 20}, {}),
         ({"memory_bytes": 1536 * GIB - 1}, {"memory": Severity.FATAL}),
         ({"memory_bytes": 1600 * GIB, "available_bytes": 1590 * GIB}, {"memory": Severity.WARNING}),
         ({"shm_free_bytes": 1536 * GIB}, {}),
@@ -53,6 +57,15 @@ def test_a_sound_machine_has_every_check_and_nothing_to_say(ask: Any) -> None:
         ({"numa_free_bytes": (1000 * GIB,)}, {}),
         ({"huge_pages": "always"}, {}),
         ({"huge_pages": "never"}, {"huge-pages": Severity.NOTE}),
+        ({"huge_reserved_bytes": GIB, "huge_free_bytes": GIB}, {"huge-pages": Severity.NOTE}),
+        (
+            {"huge_reserved_bytes": GIB, "huge_free_bytes": 0, "available_bytes": 1600 * GIB},
+            {"huge-pages": Severity.NOTE, "memory": Severity.WARNING},
+        ),
+        (
+            {"huge_reserved_bytes": GIB, "huge_free_bytes": GIB, "available_bytes": 1600 * GIB},
+            {"huge-pages": Severity.WARNING, "memory": Severity.WARNING},
+        ),
         ({"gpus": (Gpu("H200", H200, 0, 0),) * 7}, {"gpus": Severity.FATAL}),
         ({"gpus": (Gpu("H200", H200, GPU_IDLE_BYTES, 0),) * 8}, {}),
         ({"gpus": (Gpu("H200", H200, GPU_IDLE_BYTES + 1, 0),) * 8}, {"gpus": Severity.WARNING}),
@@ -91,6 +104,33 @@ def test_a_reference_node_is_not_asked_for_what_only_pinning_needs(ask: Any) -> 
         "huge_pages": "never",
     }
     assert bad(ask(machine, kind="reference", node="reference", host_budget="64MiB")) == {}
+
+
+@pytest.mark.parametrize(
+    ("machine", "budget", "words"),
+    [
+        # Reports of operators: a container whose other processes had taken most of its memory, and
+        # a machine that the budget would fill to the last.
+        (
+            {"memory_bytes": 2000 * 2**20, "available_bytes": 771 * 2**20},
+            "256MiB",
+            "leaves 515MiB of the 771MiB that are free",
+        ),
+        (
+            {"memory_bytes": 24 * GIB, "available_bytes": int(22.39 * GIB)},
+            "22GiB",
+            "leaves 399.36MiB of the 22.39GiB that are free",
+        ),
+    ],
+)
+def test_a_budget_that_leaves_the_node_s_own_processes_no_room_is_fatal(
+    ask: Any, machine: dict[str, int], budget: str, words: str
+) -> None:
+    question = ask(machine, kind="reference", node="reference", host_budget=budget)
+    (found,) = [one for one in examine(question) if one.check == "memory"]
+    assert found.severity is Severity.FATAL
+    assert words in found.what
+    assert "the node's own processes take 1GiB" in found.why
 
 
 def test_one_rank_keeps_its_pool_to_itself(ask: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hisparsed.operations.machine import ShmFile, offload_files, sweep
+from hisparsed.operations.machine import ShmFile, offload_files, reserved_huge_pages, sweep
 
 PAGE = mmap.PAGESIZE
 
@@ -118,3 +118,13 @@ def test_looking_leaves_the_file_as_it_was(leak: Path) -> None:
     after = leak.stat()
     assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
     os.close(os.open(leak, os.O_RDWR))  # no lease is left that would hold this up
+
+
+def test_huge_pages_that_are_set_aside_are_counted_by_size(tmp_path: Path) -> None:
+    for name, reserved, free in (("2048kB", 512, 100), ("1048576kB", 2, 2)):
+        pool = tmp_path / f"hugepages-{name}"
+        pool.mkdir()
+        (pool / "nr_hugepages").write_text(f"{reserved}\n")
+        (pool / "free_hugepages").write_text(f"{free}\n")
+    assert reserved_huge_pages(tmp_path) == (3 * 2**30, 200 * 2**20 + 2 * 2**30)
+    assert reserved_huge_pages(tmp_path / "none") == (0, 0)

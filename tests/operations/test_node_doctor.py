@@ -67,6 +67,24 @@ def test_what_can_change_is_looked_at_again(ask: Any, check: str, changes: dict[
     assert found.fix
 
 
+@pytest.mark.parametrize(
+    ("total", "free", "found"),
+    [
+        (2 * GIB, 2 * GIB // 10 - 1, ["memory-left"]),
+        (2 * GIB, 2 * GIB // 10 + 1, []),
+        (20 * GIB, GIB // 2 - 1, ["memory-left"]),
+        (20 * GIB, GIB // 2, []),
+    ],
+)
+def test_a_small_memory_is_reported_before_its_last_percent(
+    ask: Any, total: int, free: int, found: list[str]
+) -> None:
+    first = ask({"memory_bytes": total, "available_bytes": total}, host_budget="64MiB")
+    doctor = NodeDoctor(first, again=lambda before, _: replace(before, available_bytes=free))
+    doctor.look()
+    assert [name for name in bad(doctor) if name == "memory-left"] == found
+
+
 def test_memory_that_the_node_took_is_no_finding(ask: Any) -> None:
     doctor = NodeDoctor(ask(), again=later(available_bytes=2048 * GIB // 50 + 1))
     doctor.look()

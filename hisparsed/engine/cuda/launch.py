@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
-
-from hisparsed.config.machine import machine_memory_bytes
+from hisparsed.config.machine import available_memory_bytes
 from hisparsed.config.node import NodeConfig
 from hisparsed.engine.cuda import checks, model_config
 from hisparsed.engine.cuda.checks import GpuFacts, MachineFacts
@@ -114,7 +112,7 @@ def read_machine_facts(*, on_unreadable: Callable[[str], None] = log_unreadable)
     finally:
         reader.close()
     return MachineFacts(
-        available_bytes=min(psutil.virtual_memory().available, machine_memory_bytes()),
+        available_bytes=available_memory_bytes(),
         shm_free_bytes=shutil.disk_usage(SHM).free,
         gpus=tuple(
             GpuFacts(gpu.memory_total_bytes, gpu.capability)
