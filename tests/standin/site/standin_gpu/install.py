@@ -33,13 +33,18 @@ def _replace(name: str, value: Any, *modules: str) -> None:
         setattr(sys.modules[module], name, value)
 
 
+def cache_operators() -> None:
+    """Copies, pinning and HiSparse: what runs without a model."""
+    _replace("_load_cudart", lambda: runtime, "vllm.v1.kv_offload.cpu.host_register")
+    for name in _CACHE_OPS:
+        setattr(torch.ops._C_cache_ops, name, getattr(compiled, name))
+
+
 @functools.cache
 def install() -> None:
     """Once a process, before a model is built."""
     evidence.tell(role="worker")
-    _replace("_load_cudart", lambda: runtime, "vllm.v1.kv_offload.cpu.host_register")
-    for name in _CACHE_OPS:
-        setattr(torch.ops._C_cache_ops, name, getattr(compiled, name))
+    cache_operators()
     torch.ops._C.vocab_parallel_embedding = compiled.vocab_parallel_embedding
     torch.ops._C.top_k_per_row_prefill = compiled.top_k_per_row_prefill
     _replace("_is_flashmla_available", lambda: (True, None), "vllm.v1.attention.ops.flashmla")

@@ -84,6 +84,9 @@ class StandInPlatform(CudaPlatformBase):  # type: ignore[misc]
             "cutlass_group_gemm_supported",
         ):
             setattr(torch.ops._C, name, lambda *_: False)
+        from standin_gpu.install import cache_operators
+
+        cache_operators()
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:

@@ -1,0 +1,70 @@
+"""Whose kernels find rows in hot buffers, and why: as the status tells it.
+
+Chosen before each engine start. Imports neither vLLM nor torch.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Kernels = Literal["vllm", "hisparsed"]
+
+
+class KernelReason(StrEnum):
+    """Stable codes, for scripts and metrics."""
+
+    CONFIGURED = "Configured"
+    """`cuda.kernels` names them."""
+    PROVED = "Proved"
+    """Ours read the right rows on every GPU, and were fast enough."""
+    DIFFERENT = "Different"
+    """Ours made attention read another row."""
+    SLOWER = "Slower"
+    """Ours took longer than `cuda.kernels_max_ratio` allows."""
+    UNPROVED = "Unproved"
+    """The proof could not be carried out."""
+    NOT_POSSIBLE = "NotPossible"
+    """This vLLM, model or policy does not go with ours."""
+    DISTRUSTED = "Distrusted"
+    """Ours passed, and an engine that ran them answered wrong or met an error of a kernel."""
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether ours were wanted and are not used."""
+        return self not in (KernelReason.CONFIGURED, KernelReason.PROVED)
+
+
+class RankTimes(BaseModel):
+    """One GPU's resolve and gathers, microseconds a step, where ours did worst."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpu: int
+    requests: int
+    ours_us: float
+    vllm_us: float
+
+
+class KernelsStatus(BaseModel):
+    """Of the engine that runs, or is started."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    asked: Literal["auto", "vllm", "hisparsed"]
+    used: Kernels
+    reason: KernelReason
+    sentence: str
+    """All of it for people."""
+    max_ratio: float
+    """The most of vLLM's time that ours may take."""
+    ratio: float | None = None
+    """What ours took on the slowest GPU; `None` where it was not timed."""
+    ranks: list[RankTimes] = []
+    proved_unix_s: float | None = None
+    """When the proof was made that this rests on."""
+    offload_trusted: bool = True
+    """Whether copies of indexer chunks passed their proof; without it nothing is lent."""
+    offload_sentence: str = ""
