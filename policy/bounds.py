@@ -228,10 +228,11 @@ def start_command(policy: Policy, geometry: PoolGeometry) -> EngineCommand:
     the multiplier where it cannot change live.
     """
     acts = frozenset(lever for lever in Lever if policy.mode_of(lever) is Mode.ACT)
-    offload = start_blocks(policy, geometry) if Lever.SPLIT in acts else None
+    splits = Lever.SPLIT in acts and geometry.lends
+    offload = start_blocks(policy, geometry) if splits else None
     lease = start_lease_blocks(policy, geometry)
     admission = start_admission(policy, geometry.max_num_seqs)
-    reserve = reserve_blocks(policy, geometry) if Lever.SPLIT in acts else 0
+    reserve = reserve_blocks(policy, geometry) if splits else 0
     shared = shared_blocks(policy, geometry)
     return EngineCommand(
         offload_target_blocks=offload,

@@ -79,6 +79,9 @@ def _govern(
         return _still(proposal, Reason.STALE, sentence)
     if stall is not None and proposal.reason not in _BY_ORDER:
         return _still(proposal, Reason.STALLED, f"Hold {lever}: {stall}.")
+    if lever is Lever.SPLIT and not snapshot.geometry.lends:
+        sentence = "Lend nothing: copies of indexer chunks are not proved on this machine."
+        return _still(proposal, Reason.UNPROVED, sentence)
     move = f"{proposal.action}, because {proposal.because}."
     if not proposal.reason.acts:
         return _decision(proposal, proposal.reason, _capitalised(move))

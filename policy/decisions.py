@@ -58,6 +58,7 @@ class Reason(StrEnum):
     STALLED = "Stalled"
     MISSING_SIGNAL = "MissingSignal"
     PENDING_RESTART = "PendingRestart"
+    UNPROVED = "Unproved"
 
     @property
     def acts(self) -> bool:

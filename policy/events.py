@@ -51,6 +51,9 @@ class EventKind(StrEnum):
     CANARY_MISMATCH = "canary-mismatch", EventLevel.ERROR
     CANARY_FAILED = "canary-failed", EventLevel.WARNING
     CANARY_CLEARED = "canary-cleared"
+    KERNELS_PROVED = "kernels-proved"
+    KERNELS_FELL_BACK = "kernels-fell-back", EventLevel.WARNING
+    OFFLOAD_UNPROVED = "offload-unproved", EventLevel.ERROR
     DOCTOR_FOUND = "doctor-found", EventLevel.WARNING
     DOCTOR_CLEARED = "doctor-cleared"
     CONTROL_SOCKET_LOST = "control-socket-lost", EventLevel.WARNING

@@ -87,6 +87,8 @@ class PoolGeometry:
     """Most tokens that one engine step computes; ``None`` where it is not known."""
     hot_live: bool = True
     """Whether the multiplier can change while the engine lives."""
+    lends: bool = True
+    """Whether the offload pool may have blocks: where its copies are not proved, it may not."""
 
     @property
     def least_lease_rows(self) -> int:
@@ -95,7 +97,7 @@ class PoolGeometry:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if value is not None and name != "hot_live" and value < 1:
+            if value is not None and not isinstance(value, bool) and value < 1:
                 raise ValueError(f"geometry.{name} is {value}; it must be at least 1")
         carried = self.chunks_per_host_block * self.offload_chunk_bytes * self.offload_copies
         if carried > self.host_block_bytes:

@@ -60,18 +60,22 @@ class CudaConfig(BaseModel):
     hot_rows: Many | None = None
     """Rows of a hot buffer; ``None`` leaves it to the policy.
 
-    vLLM's kernels know one size, from start to end: the policy's `hot.start`. With `kernels:
-    hisparsed` this is the largest lease: the policy's `hot.max`."""
+    vLLM's kernels know one size, from start to end: the policy's `hot.start`. With hisparsed's
+    this is the largest lease: the policy's `hot.max`."""
     hot_scratch: bool = False
     """Keep GPU blocks aside for rows of drafts that do not fit a hot buffer, so that one may be as
-    small as one top-k. Takes drafts x top-k rows for each of `max_num_seqs`; with `kernels:
-    hisparsed` only."""
+    small as one top-k. Takes drafts x top-k rows for each of `max_num_seqs`; not with `kernels:
+    vllm`, and of no use where `auto` falls back to them."""
     eager_host_mirror: bool = True
     """Copy decode rows to the host as they are written, not when their page leaves the GPU."""
     speculative_tokens: Annotated[int, Field(ge=0, le=16, strict=True)] = 0
     """Drafts of the model's own MTP layer that are verified with each token."""
-    kernels: Literal["vllm", "hisparsed"] = "vllm"
-    """Who finds rows in hot buffers. `hisparsed` sizes buffers request by request, live."""
+    kernels: Literal["auto", "vllm", "hisparsed"] = "auto"
+    """Who finds rows in hot buffers. `hisparsed` sizes buffers request by request, live; `auto`
+    takes it where it proves right and fast enough on every GPU before the engine starts, else
+    vLLM's."""
+    kernels_max_ratio: Annotated[float, Field(ge=0.1, le=10.0)] = 1.25
+    """With `auto`: the most of vLLM's time that hisparsed's kernels may take for a step."""
 
 
 class ReferenceConfig(BaseModel):

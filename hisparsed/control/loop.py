@@ -107,7 +107,8 @@ class ControlLoop:
         policy = self._holds.over(self._source.in_force.policy)
         self._admission = replace(report.admission, retry_after_s=policy.admission.retry_after)
         command = start_command(policy, geometry)
-        if command.offload_target_blocks is None and report.offload.target_blocks == 0:
+        empty = command.offload_target_blocks is None and report.offload.target_blocks == 0
+        if empty and geometry.lends:
             # Whatever the mode, a node that begins with an empty offload pool would never hit.
             blocks = start_blocks(policy, geometry)
             command = replace(command, offload_target_blocks=blocks)

@@ -19,6 +19,7 @@ from hisparsed.policy.signals import (
     EngineReport,
     Latencies,
     Lever,
+    PoolGeometry,
     Prefix,
     Snapshot,
     Tokens,
@@ -58,9 +59,15 @@ def observe(
             serving.ttft_sum_s, serving.ttft_count, serving.itl_sum_s, serving.itl_count
         ),
         sampled_rows=serving.sampled_rows,
-        live_levers=live_levers if report.geometry.hot_live else live_levers - {Lever.MULTIPLIER},
+        live_levers=live_levers - _fixed_levers(report.geometry),
         frozen_levers=frozen_levers,
     )
+
+
+def _fixed_levers(geometry: PoolGeometry) -> frozenset[Lever]:
+    """Those that this engine cannot change."""
+    live = {Lever.MULTIPLIER: geometry.hot_live, Lever.SPLIT: geometry.lends}
+    return frozenset(lever for lever, can in live.items() if not can)
 
 
 _SAME_MULTIPLIER = 1e-6

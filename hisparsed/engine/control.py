@@ -77,6 +77,7 @@ class EngineControl:
         self._least_lease_rows = self._topk * (1 if self._scratch_blocks else self._query_len)
         # vLLM's own kernels take one size for all requests, as graphs have recorded it.
         self._hot_live = options.get("kernels") != "vllm"
+        self._lends = bool(options.get("lends", True))
         self._hot: list[LeasedHotManager] = []
         for manager in self._coordinator.hot_managers:
             manager.__class__ = LeasedHotManager
@@ -181,6 +182,7 @@ class EngineControl:
             row_bytes=row_bytes,
             max_step_tokens=int(self._scheduler.max_num_scheduled_tokens),
             hot_live=self._hot_live,
+            lends=self._lends,
         )
 
     # --- called by the scheduler ----------------------------------------------------
@@ -289,6 +291,11 @@ class EngineControl:
         node's host memory is not pinned. Raises ``ValueError`` while the ledger is in doubt.
         """
         began = time.perf_counter()
+        if command.offload_target_blocks and not self._lends:
+            raise ValueError(
+                f"offload_target_blocks {command.offload_target_blocks}: copies of indexer chunks "
+                "are not proved on this machine, so nothing is lent; `hisparsed status` says why"
+            )
         self._shares.require_possible(command, resize_hot)
         self.host.require_possible(command, release_host)
         self.host.apply(command, release_host, self.head_need_blocks())

@@ -90,6 +90,16 @@ def asked_multiplier(config: NodeConfig, kind: NodeKind, policy: HotPolicy) -> f
     return body_of(kind).asked_multiplier(config, policy)
 
 
+def proved_multiplier(config: NodeConfig, kind: NodeKind, policy: HotPolicy) -> float | None:
+    """What takes the place of ``asked_multiplier`` once our kernels are proved on a CUDA node that
+    asks for a proof (``cuda.kernels: auto``)."""
+    if kind != "cuda":
+        return None
+    from hisparsed.engine.cuda import launch as cuda
+
+    return cuda.proved_multiplier(config, policy)
+
+
 def require_startable(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) -> None:
     """Refuse what can never start, before anything is taken and vLLM is imported.
 
@@ -100,12 +110,17 @@ def require_startable(config: NodeConfig, kind: NodeKind, *, max_multiplier: flo
 
 
 def launch_engine(
-    config: NodeConfig, kind: NodeKind, *, max_multiplier: float, context_limit: ContextLimit
+    config: NodeConfig,
+    kind: NodeKind,
+    *,
+    max_multiplier: float,
+    context_limit: ContextLimit,
+    lends: bool = True,
 ) -> EngineHandle:
     """Start the engine of a ``config`` that is startable; blocks until it can serve.
 
     ``max_multiplier``, in top-k, bounds any hot buffer; vLLM sizes its tables for it. Calls keep to
-    ``context_limit``, which outlives engines.
+    ``context_limit``, which outlives engines. ``lends``: whether the offload pool may have blocks.
     Raises ``UserError`` when vLLM refuses the configuration, ``EngineStartError`` when the engine
     then does not start.
     """
@@ -115,6 +130,7 @@ def launch_engine(
     refuse_unreadable(os.environ)
     body = body_of(kind)
     vllm_config = body.vllm_config(config, max_multiplier=max_multiplier)
+    vllm_config.additional_config.setdefault("hisparsed", {})["lends"] = lends
     try:
         return start_engine(vllm_config, body.llm_class(), context_limit)
     except Exception as error:

@@ -246,6 +246,24 @@ _WORDED: Final = (
         "Hot buffers of %d rows, found by %s's kernels.",
     ),
     LogEvent(
+        "proofs-not-read",
+        "warning",
+        "kernels and copies are proved again, which takes seconds",
+        "%s cannot be read (%s); the kernels are proved anew.",
+    ),
+    LogEvent(
+        "proofs-not-kept",
+        "warning",
+        "every start takes some seconds longer",
+        "%s cannot be written: %s; the next start proves anew.",
+    ),
+    LogEvent(
+        "proof-failed",
+        "error",
+        "vLLM's kernels run and nothing is lent; a mistake of the daemon, with its traceback",
+        "The proof of kernels and copies failed; nothing of ours is trusted.",
+    ),
+    LogEvent(
         "handoff-wrong-role",
         "warning",
         "the router sends prefill calls to a decode node",

@@ -36,12 +36,13 @@ from hisparsed.control.operator import Operator, restore_overrides
 from hisparsed.control.plane import ControlPlane
 from hisparsed.control.state_files import TargetFile
 from hisparsed.control.status.current import CurrentStatus, OnTick, StatusSources
-from hisparsed.control.status.document import NodeInfo
+from hisparsed.control.status.document import CanaryStatus, NodeInfo
 from hisparsed.control.status.history import History
 from hisparsed.control.watch import StateWatch
 from hisparsed.engine.context_limit import ContextLimit
 from hisparsed.engine.cuda.nvml import GpuReader, GpuWatch, nvidia_library
 from hisparsed.logs.ring import LogRing
+from hisparsed.node.engine.kernels import KernelKeeper
 from hisparsed.node.engine.lifecycle import EngineLifecycle
 from hisparsed.node.engine.records import EngineRecord
 from hisparsed.node.engine.session import EngineSession
@@ -76,6 +77,8 @@ class Node:
     doctor: DoctorWatch
     gpus: GpuWatch | None
     """``None`` on nodes without GPUs."""
+    kernels: KernelKeeper | None
+    """``None`` on other than CUDA nodes."""
     node_file: NodeFile
     watched: tuple[Watched, ...]
     """The policy and the node's document."""
@@ -122,6 +125,13 @@ def build_node(
     )
     doctor_watch = DoctorWatch(doctor, recorder, clock=time.monotonic, wall_clock=time.time)
     gpus = gpu_watch(kind)
+
+    def canary() -> CanaryStatus | None:
+        return lifecycle.session.canary.status() if lifecycle.session else None
+
+    kernels = None
+    if kind == "cuda":
+        kernels = KernelKeeper(config.state_dir, recorder, canary, wall_clock=time.time)
     background = Background(recorder)
     views = ApiViews(
         journal,
@@ -136,6 +146,7 @@ def build_node(
         state_watch.watch,
         doctor_watch.watch,
         lambda outcome: manager.feed(outcome.reported_at_s),
+        *(() if kernels is None else (kernels.watch,)),
     )
 
     def on_tick() -> Iterable[OnTick]:
@@ -159,9 +170,10 @@ def build_node(
         StatusSources(
             lifecycle=lambda: lifecycle.lifecycle,
             engine=lifecycle.status,
-            canary=lambda: lifecycle.session.canary.status() if lifecycle.session else None,
+            canary=canary,
             doctor=doctor_watch.status,
             gpus=lambda: gpus.status() if gpus else None,
+            kernels=lambda: kernels.status() if kernels else None,
             background=background.status,
             not_kept=state_watch.not_kept,
             node_pending=lambda: node_file.pending,
@@ -209,6 +221,7 @@ def build_node(
         views=views,
         doctor=doctor_watch,
         gpus=gpus,
+        kernels=kernels,
         node_file=node_file,
         watched=(
             Watched(source.path, operator.reload_if_changed),

@@ -72,7 +72,12 @@ def run_node(
     Raises ``UserError`` or ``ConfigError`` when the node cannot start; then nothing of it is
     left running.
     """
-    from hisparsed.engine.launch import asked_multiplier, require_startable, served_names
+    from hisparsed.engine.launch import (
+        asked_multiplier,
+        proved_multiplier,
+        require_startable,
+        served_names,
+    )
 
     refuse_unstartable(config, os.environ)
     set_process_start(os.environ)
@@ -81,8 +86,12 @@ def run_node(
     kind = detected.kind
 
     def values_of(config: NodeConfig) -> EngineValues:
-        most = asked_multiplier(config, kind, source)
-        return EngineValues(config, most, multiplier_key(config, kind))
+        return EngineValues(
+            config,
+            asked_multiplier(config, kind, source),
+            proved_multiplier(config, kind, source),
+            multiplier_key(config, kind),
+        )
 
     values = values_of(config)
     try:

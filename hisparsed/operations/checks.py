@@ -26,6 +26,8 @@ from hisparsed.engine.compat.versions import (
     overridden,
     supported_text,
 )
+from hisparsed.engine.cuda.proof.kept import FILE_NAME as PROOFS_FILE
+from hisparsed.engine.cuda.proof.verdict import chunks_problem, judge_hot
 from hisparsed.operations.known_faults import KnownFaults, concerning
 from hisparsed.operations.machine import Machine
 from hisparsed.policy.units import counted, format_bytes
@@ -348,6 +350,26 @@ def gpu_clocks(q: Examination) -> Iterator[Finding]:
             )
 
 
+def kernels(q: Examination) -> Iterator[Finding]:
+    proofs, cuda = q.machine.proofs, q.config.cuda
+    if not q.pins or not proofs:
+        return
+    why = "vLLM's kernels run with one size of hot buffers, so the multiplier needs a restart"
+    again = f"remove {q.config.state_dir / PROOFS_FILE} to have them proved anew"
+    verdict = judge_hot(proofs, cuda.kernels_max_ratio)
+    asked = any(one.hot is not None for one in proofs)
+    if cuda.kernels != "vllm" and q.machine.kernels_doubt is not None:
+        yield Finding("kernels", Severity.WARNING, q.machine.kernels_doubt, why, again)
+    elif cuda.kernels != "vllm" and asked and not verdict.ours:
+        fix = f"report it; {again}, or set cuda.kernels: vllm"
+        yield Finding("kernels", Severity.WARNING, verdict.because, why, fix)
+    problem = chunks_problem(proofs)
+    if problem is not None:
+        what = f"copies of indexer chunks: {problem}"
+        lost = "nothing is lent to the offload pool, and prefixes are lost with GPU blocks"
+        yield Finding("kernels", Severity.WARNING, what, lost, f"report it; {again}")
+
+
 def memory_left(q: Examination) -> Iterator[Finding]:
     total, free = q.machine.memory_bytes, q.machine.available_bytes
     if free < max(total * LEAST_LEFT, min(LEAST_LEFT_BYTES, total * MOST_LEFT)):
@@ -451,6 +473,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "huge-pages": (huge_pages, "huge pages are as wanted"),
     "gpus": (gpus, "GPUs are there and idle, as far as this node needs them"),
     "gpu-clocks": (gpu_clocks, "no GPU is slowed down by heat or power supply"),
+    "kernels": (kernels, "no proof of kernels or copies failed on these GPUs"),
     "engine": (engine, "model, engine arguments and hot buffers go together"),
     "ports": (ports, "ports are free"),
     "daemon": (daemon, "no other daemon"),
@@ -462,6 +485,9 @@ CHECKS: dict[str, tuple[Check, str]] = {
 
 WHILE_RUNNING: dict[str, tuple[Check, str]] = {
     "memory-left": (memory_left, "memory is left beside the node"),
-    **{name: CHECKS[name] for name in ("leaked-memory", "gpu-clocks", "journal-disk", "clock")},
+    **{
+        name: CHECKS[name]
+        for name in ("leaked-memory", "gpu-clocks", "kernels", "journal-disk", "clock")
+    },
 }
 """What can change, and means something, while the node has taken what it needs."""

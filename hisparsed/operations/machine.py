@@ -26,6 +26,8 @@ from hisparsed.control.api.socket import is_live
 from hisparsed.control.journal.store import FILE_NAME
 from hisparsed.engine.compat.versions import installed_vllm
 from hisparsed.engine.cuda.nvml import GpuReader, GpuReading, nvidia_library
+from hisparsed.engine.cuda.proof.kept import KeptProofs
+from hisparsed.engine.cuda.proof.question import Proof
 from hisparsed.errors import UserError
 from hisparsed.node.engine.processes import is_held, remove_unheld
 from hisparsed.node.resources import bind_tcp, noted_folder, state_lock
@@ -129,6 +131,10 @@ class Machine:
     """Set aside as huge pages: no memory for anything that does not ask for them."""
     huge_free_bytes: int = 0
     """The part of it that nobody uses."""
+    proofs: tuple[Proof, ...] = ()
+    """What the GPUs have proved of our kernels and copies; empty where nothing is kept."""
+    kernels_doubt: str | None = None
+    """Why our kernels are not trusted any more."""
 
 
 def read_machine(config: NodeConfig) -> Machine:
@@ -137,6 +143,7 @@ def read_machine(config: NodeConfig) -> Machine:
     driver, gpus = _gpus()
     lock_free, state_trouble = _state(config.state_dir)
     huge_reserved, huge_free = reserved_huge_pages(_HUGE_POOLS)
+    proofs, doubt = KeptProofs(config.state_dir).latest()
     return Machine(
         memory_bytes=machine_memory_bytes(),
         available_bytes=available_memory_bytes(),
@@ -160,6 +167,8 @@ def read_machine(config: NodeConfig) -> Machine:
         dead_folder=noted_folder(config.state_dir) if lock_free else None,
         vllm=installed_vllm(),
         journal_bytes=_journal_bytes(config.state_dir),
+        proofs=proofs,
+        kernels_doubt=doubt,
     )
 
 
@@ -167,6 +176,7 @@ def look_again(before: Machine, config: NodeConfig) -> Machine:
     """What may have changed while a node runs; all else as ``before``. Touches nothing of it."""
     shm = shutil.disk_usage(SHM)
     _, gpus = _gpus()
+    proofs, doubt = KeptProofs(config.state_dir).latest()
     return replace(
         before,
         available_bytes=available_memory_bytes(),
@@ -177,6 +187,8 @@ def look_again(before: Machine, config: NodeConfig) -> Machine:
         unix_s=time.time(),
         disk_free_bytes=shutil.disk_usage(_nearest(config.state_dir)).free,
         journal_bytes=_journal_bytes(config.state_dir),
+        proofs=proofs,
+        kernels_doubt=doubt,
     )
 
 

@@ -28,6 +28,7 @@ from hisparsed.control.status.document import (
     NodeInfo,
 )
 from hisparsed.engine.gpus import GpusStatus
+from hisparsed.engine.kernel_choice import KernelsStatus
 from hisparsed.engine.messages import ApplyResult
 from hisparsed.engine.port import ServingCounters
 from hisparsed.policy.decisions import EngineCommand
@@ -246,6 +247,7 @@ class Node:
         self.canary: Callable[[], CanaryStatus | None] = lambda: None
         self.doctor: Callable[[], DoctorStatus | None] = lambda: None
         self.gpus: GpusStatus | None = None
+        self.kernels: KernelsStatus | None = None
         self.background: list[BackgroundStatus] = []
         self.not_kept: Callable[[], list[str]] = list
         self.node_pending: tuple[PendingRestart, ...] = ()
@@ -284,6 +286,7 @@ class Node:
                 canary=lambda: self.canary(),  # noqa: PLW0108 (tests replace it)
                 doctor=lambda: self.doctor(),  # noqa: PLW0108 (tests replace it)
                 gpus=lambda: self.gpus,
+                kernels=lambda: self.kernels,
                 background=lambda: self.background,
                 not_kept=lambda: self.not_kept(),  # noqa: PLW0108 (tests replace it)
                 node_pending=lambda: self.node_pending,

@@ -379,6 +379,21 @@ async def test_an_engine_started_with_the_policys_start_waits_for_nothing(
     assert one.reason is not Reason.PENDING_RESTART
 
 
+async def test_where_copies_are_not_proved_nothing_is_lent(
+    make_node: Callable[[str], Any], policy_text: str
+) -> None:
+    node = make_node(policy_text)
+    report = await node.engine.report()
+    node.engine.changes["geometry"] = replace(report.geometry, lends=False)
+    node.engine.target = 0
+    await node.loop.start()
+    await node.ticks(3)
+    assert all(not one.offload_target_blocks for one in node.engine.commands)
+    one = node.journal.ticks[-1].decision.of(Lever.SPLIT)
+    assert one.reason is Reason.UNPROVED
+    assert Lever.SPLIT not in node.journal.ticks[-1].snapshot.live_levers
+
+
 async def test_other_levers_move_as_on_any_node(fixed: Any) -> None:
     fixed.engine.target = 10
     await fixed.ticks(4)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hisparsed.control.status.document import Severity
+from hisparsed.engine.cuda.proof.question import ChunkProof, HotProof, Proof, Timing
 from hisparsed.operations.checks import (
     CHECKS,
     GPU_IDLE_BYTES,
@@ -202,3 +203,40 @@ def test_a_long_finding_goes_on_below_itself() -> None:
     assert lines[1].startswith(" " * 24 + "what")
     assert [line.index("why why") for line in lines if "why why" in line][1:] == [29] * 2
     assert lines[-1] == " " * 24 + "fix: https://" + "x" * 90, "what is copied stays whole"
+
+
+RIGHT = Proof(
+    device=0,
+    hot=HotProof(rows=9, timings=(Timing(requests=1, ours_us=90.0, vllm_us=100.0),)),
+    chunks=ChunkProof(chunks=9),
+)
+SLOW = RIGHT.model_copy(
+    update={"hot": HotProof(rows=9, timings=(Timing(requests=1, ours_us=130.0, vllm_us=100.0),))}
+)
+LOST = RIGHT.model_copy(update={"chunks": ChunkProof(difference="chunk 7")})
+
+
+@pytest.mark.parametrize(
+    ("machine", "kernels", "says"),
+    [
+        ({}, "auto", []),
+        ({"proofs": (RIGHT,)}, "auto", []),
+        ({"proofs": (SLOW,)}, "auto", ["ours take 1.30 of vLLM's time"]),
+        ({"proofs": (SLOW,)}, "vllm", []),
+        ({"proofs": (SLOW,)}, "hisparsed", ["ours take 1.30 of vLLM's time"]),
+        ({"proofs": (LOST,)}, "auto", ["copies of indexer chunks: on GPU 0"]),
+        ({"proofs": (LOST,)}, "vllm", ["copies of indexer chunks: on GPU 0"]),
+        ({"proofs": (RIGHT,), "kernels_doubt": "the canary"}, "auto", ["the canary"]),
+        ({"proofs": (RIGHT,), "kernels_doubt": "the canary"}, "vllm", []),
+        ({"proofs": (RIGHT.model_copy(update={"hot": None}),)}, "auto", []),
+    ],
+)
+def test_what_the_gpus_have_proved_is_a_finding_where_it_keeps_something_out_of_use(
+    ask: Any, machine: dict[str, Any], kernels: str, says: list[str]
+) -> None:
+    cuda = {"tensor_parallel_size": 8, "kernels": kernels}
+    found = [one for one in examine(ask(machine=machine, cuda=cuda)) if one.check == "kernels"]
+    told = [one for one in found if one.severity is Severity.WARNING]
+    assert len(told) == len(says)
+    assert all(words in one.what for words, one in zip(says, told, strict=True))
+    assert all("kernels.json" in one.fix for one in told)

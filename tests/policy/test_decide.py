@@ -112,6 +112,18 @@ def test_a_stale_report_moves_nothing_and_leaves_no_trace(
     assert (memory == Memory()) is stale
 
 
+def test_nothing_is_lent_where_copies_are_not_proved(kit, pressed) -> None:
+    snapshot = kit.change(pressed, geometry__lends=False)
+    decision, _ = decide(policy(), snapshot, Memory())
+    split = decision.of(Lever.SPLIT)
+    assert (split.reason, split.wanted) == (Reason.UNPROVED, split.current)
+    assert "not proved" in split.sentence
+    assert decision.commands.offload_target_blocks is None
+    assert decision.commands.multiplier is not None, "other levers act"
+    start = start_command(policy(), snapshot.geometry)
+    assert (start.offload_target_blocks, start.reserve_target_blocks) == (None, None)
+
+
 def test_a_restarted_engine_clears_what_was_observed_and_a_clock_set_back_the_moves_too(
     kit,
 ) -> None:

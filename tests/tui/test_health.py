@@ -44,6 +44,21 @@ def model_with(changes: dict[str, Any]) -> NodeModel:
     return model
 
 
+def test_the_health_page_tells_whose_kernels_run_and_what_is_not_trusted() -> None:
+    assert "kernels" not in health(recorded_model()), "only CUDA nodes have some to choose"
+    kernels = {
+        "reason": "Slower",
+        "sentence": "vLLM's kernels, one hot size: ours take 1.31 of vLLM's time",
+        "offload_trusted": False,
+        "offload_sentence": "nothing is lent to the offload pool: chunk 7",
+    }
+    text = health(model_with({"kernels": kernels}))
+    assert "kernels  Slower vLLM's kernels, one hot size: ours take 1.31 of vLLM's time" in text
+    assert "UNPROVED nothing is lent to the offload pool: chunk 7" in text
+    text = health(model_with({"kernels": kernels | {"offload_trusted": True}}))
+    assert "UNPROVED" not in text
+
+
 def header(model: NodeModel, now_s: float = NOW_S) -> str:
     lines = header_lines(model, Banner(), 120, ViewContext(now_s=now_s))
     return "\n".join(one.plain for one in lines)

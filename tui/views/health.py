@@ -276,6 +276,7 @@ def health_lines(model: NodeModel, width: int, context: ViewContext) -> list[Lin
         *engine_lines(model.status, now_s, width, context),
         *_step_cpu(model),
         *gpus_line(model, width, context),
+        *_kernels(model.status, width),
         *_doctor(model.status, now_s, width),
         *_canary(model.status, width, context),
         _journal(model.status, context),
@@ -293,6 +294,24 @@ def _step_cpu(model: NodeModel) -> list[Line]:
             (" of CPU a step, p99 ", "dim"), (most, "strong"), (", in 1m", "dim"),
         )
     ]  # fmt: skip
+
+
+_TRUSTED = ("Configured", "Proved")
+"""Reasons for whose kernels run that nobody has to look into."""
+
+
+def _kernels(status: object, width: int) -> list[Line]:
+    """Whose find rows in hot buffers, and what is not trusted; nothing on other than CUDA nodes."""
+    reason, sentence = text(status, "kernels.reason"), text(status, "kernels.sentence")
+    if reason is None:
+        return []
+    role = "good" if reason == "Proved" else "dim" if reason in _TRUSTED else "warn"
+    head = line((f"{'kernels':<9}", "title"), (f"{reason} ", role))
+    lines = hanging(head, sentence or "", width)
+    if dig(status, "kernels.offload_trusted") is False:
+        words = text(status, "kernels.offload_sentence") or ""
+        lines += hanging(line((f"{_INDENT}UNPROVED ", "bad")), words, width)
+    return lines
 
 
 def _doctor(status: object, now_s: float | None, width: int) -> list[Line]:

@@ -16,6 +16,7 @@ from hisparsed.control.status.document import (
     Lifecycle,
     Status,
 )
+from hisparsed.engine.kernel_choice import KernelsStatus
 from hisparsed.policy.derived import Derived, PoolFigures
 from hisparsed.policy.schema import Mode
 from hisparsed.policy.signals import AdmissionOrder, Snapshot
@@ -132,6 +133,22 @@ def of_engine(
             yield (), value
 
     return samples
+
+
+def of_kernels(
+    read: Callable[[KernelsStatus], float | None],
+) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        value = read(status.kernels) if status.kernels is not None else None
+        if value is not None:
+            yield (), value
+
+    return samples
+
+
+def kernels_used(status: Status) -> Iterator[Sample]:
+    if status.kernels is not None:
+        yield (status.kernels.used, status.kernels.reason.value), 1
 
 
 def engine_state(status: Status) -> Iterator[Sample]:

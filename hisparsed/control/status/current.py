@@ -31,6 +31,7 @@ from hisparsed.control.status.document import (
     Status,
 )
 from hisparsed.engine.gpus import GpusStatus
+from hisparsed.engine.kernel_choice import KernelsStatus
 from hisparsed.policy.decisions import Decision, Reason, effective_text
 from hisparsed.policy.derived import derive
 from hisparsed.policy.keys import PendingRestart
@@ -104,6 +105,7 @@ class StatusSources:
     """``None`` while no engine serves."""
     doctor: Callable[[], DoctorStatus | None] = lambda: None
     gpus: Callable[[], GpusStatus | None] = lambda: None
+    kernels: Callable[[], KernelsStatus | None] = lambda: None
     background: Callable[[], list[BackgroundStatus]] = list
     not_kept: Callable[[], list[str]] = list
     """Files of the state folder that cannot be written, and why."""
@@ -255,6 +257,7 @@ class CurrentStatus:
             doctor=self._sources.doctor(),
             engine=engine,
             gpus=self._sources.gpus(),
+            kernels=self._sources.kernels(),
             not_kept=self._sources.not_kept(),
             background=self._sources.background(),
         )

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from hisparsed.control.journal.records import EventView
 from hisparsed.engine.gpus import GpusStatus
+from hisparsed.engine.kernel_choice import KernelsStatus
 from hisparsed.engine.messages import Residency
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.derived import Derived
@@ -302,6 +303,9 @@ class Status(_Part):
     """The engine's life; ``None`` where nobody supervises it."""
     gpus: GpusStatus | None = None
     """As NVML tells; ``None`` on other than CUDA nodes, and before the first reading."""
+    kernels: KernelsStatus | None = None
+    """Whose kernels find rows in hot buffers, and why; ``None`` on other than CUDA nodes, and
+    before the first start."""
     not_kept: list[str] = []
     """Small files of the state folder that cannot be written now, each with the reason."""
     background: list[BackgroundStatus] = []

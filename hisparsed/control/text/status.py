@@ -22,6 +22,7 @@ from hisparsed.control.status.document import (
     Status,
 )
 from hisparsed.engine.gpus import GpusStatus
+from hisparsed.engine.kernel_choice import KernelsStatus
 from hisparsed.policy.derived import Derived, PoolFigures, PoolsMemory
 from hisparsed.policy.schedules import Scalar
 from hisparsed.policy.signals import HotBuffers, Requests, Reserve, SampledRows, Snapshot
@@ -97,6 +98,8 @@ def _lines(status: Status, width: int) -> Iterator[str]:
         yield from _observed(status.observed, status.derived, status, width)
     if status.gpus is not None:
         yield f"gpus       {_gpus(status.gpus)}"
+    if status.kernels is not None:
+        yield from _kernels(status.kernels)
     yield from _policy(status.policy, status.levers)
     if status.canary is not None:
         yield f"canary     {status.canary.state}: {status.canary.sentence}"
@@ -271,6 +274,13 @@ def _gpus(gpus: GpusStatus) -> str:
     ]
     parts += [f"{card.index} LOST" for card in gpus.cards if card.lost]
     return ", ".join(parts)
+
+
+def _kernels(kernels: KernelsStatus) -> Iterator[str]:
+    mark = "!! " if kernels.reason.fell_back else ""
+    yield f"kernels    {mark}{kernels.reason}: {kernels.sentence}"
+    if not kernels.offload_trusted:
+        yield f"  UNPROVED {kernels.offload_sentence}"
 
 
 def _policy(policy: PolicyStatus, levers: list[LeverStatus]) -> Iterator[str]:

@@ -129,7 +129,7 @@ def model_problems(config: NodeConfig, model: ModelFacts, max_multiplier: float)
     if cuda.hot_scratch and cuda.kernels == "vllm":
         yield (
             "cuda.hot_scratch: vLLM's kernels read through no scratch; set cuda.kernels: "
-            "hisparsed, or leave it out"
+            "hisparsed or auto, or leave it out"
         )
     if model.index_topk is None:
         yield (
@@ -165,7 +165,7 @@ def _rows_from(config: NodeConfig) -> str:
     """Where the number of hot rows comes from."""
     if config.cuda.hot_rows is not None:
         return "cuda.hot_rows"
-    return f"hot.{'start' if config.cuda.kernels == 'vllm' else 'max'} of the policy"
+    return f"hot.{'max' if config.cuda.kernels == 'hisparsed' else 'start'} of the policy"
 
 
 def machine_problems(config: NodeConfig, machine: MachineFacts) -> Iterator[str]:

@@ -54,9 +54,19 @@ def served_names(config: NodeConfig) -> tuple[str, ...]:
 
 
 def asked_multiplier(config: NodeConfig, policy: HotPolicy) -> float:
-    """vLLM's kernels know one size, so what the policy starts with; ours change it live."""
-    if config.cuda.kernels == "vllm":
-        return policy.start_multiplier(decode_query_len(config))
+    """vLLM's kernels know one size, so what the policy starts with; ours change it live.
+
+    ``auto`` is vLLM's until ours are proved: see ``proved_multiplier``.
+    """
+    if config.cuda.kernels == "hisparsed":
+        return policy.highest_multiplier(decode_query_len(config))
+    return policy.start_multiplier(decode_query_len(config))
+
+
+def proved_multiplier(config: NodeConfig, policy: HotPolicy) -> float | None:
+    """What is asked for instead once ours are proved; ``None`` where nothing is to be proved."""
+    if config.cuda.kernels != "auto":
+        return None
     return policy.highest_multiplier(decode_query_len(config))
 
 
@@ -102,6 +112,31 @@ def model_facts(config: NodeConfig) -> ModelFacts | None:
     if config.model == model_config.TINY_MODEL:
         return facts_of(model_config.tiny_config())
     return read_model(config.model)
+
+
+def known_facts(config: NodeConfig) -> ModelFacts:
+    """As ``model_facts``; a model that only vLLM can look up is looked up, without weights.
+
+    Imports vLLM then. Raises ``UserError``.
+    """
+    facts = model_facts(config)
+    if facts is not None:
+        return facts
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    try:
+        model = AsyncEngineArgs(**engine_arguments(config)).create_model_config()
+    except (ValueError, TypeError, OSError) as error:
+        raise UserError(f"engine_args, model or cuda: vLLM refuses them: {error}") from error
+    return config_facts(model)
+
+
+def config_facts(model_config: Any) -> ModelFacts:
+    """Facts of vLLM's model configuration; a nested text config counts."""
+    facts = facts_of(model_config.hf_config.to_dict())
+    if facts.index_topk is None:
+        facts = facts_of(model_config.hf_text_config.to_dict())
+    return facts
 
 
 def read_machine_facts(*, on_unreadable: Callable[[str], None] = log_unreadable) -> MachineFacts:
@@ -220,20 +255,19 @@ def finish(built: Any, config: NodeConfig, *, max_multiplier: float) -> None:
 
     Raises ``UserError`` for a model that vLLM had to look up and that cannot be served.
     """
-    facts = facts_of(built.model_config.hf_config.to_dict())
-    if facts.index_topk is None:
-        facts = facts_of(built.model_config.hf_text_config.to_dict())
+    facts = config_facts(built.model_config)
     _raise(checks.model_problems(config, facts, max_multiplier))
     topk = int(facts.index_topk or 0)
     rows = checks.hot_rows(config, topk, max_multiplier)
     built.attention_config.hisparse_config.device_buffer_size = rows
     if not built.scheduler_config.async_scheduling:
         built.scheduler_config.scheduler_cls = SCHEDULER
+    ours = config.cuda.kernels == "hisparsed"
     options: dict[str, Any] = {
-        "kernels": config.cuda.kernels,
+        "kernels": "hisparsed" if ours else "vllm",
         "bookkeeping": config.bookkeeping,
     }
-    if config.cuda.kernels == "hisparsed" and config.cuda.hot_scratch:
+    if ours and config.cuda.hot_scratch:
         options["scratch_blocks"] = whole_step_scratch_blocks(
             query_len=decode_query_len(config),
             topk=topk,
@@ -241,4 +275,4 @@ def finish(built: Any, config: NodeConfig, *, max_multiplier: float) -> None:
             max_num_seqs=int(built.scheduler_config.max_num_seqs),
         )
     built.additional_config["hisparsed"] = options
-    log.info("Hot buffers of %d rows, found by %s's kernels.", rows, config.cuda.kernels)
+    log.info("Hot buffers of %d rows, found by %s's kernels.", rows, options["kernels"])

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hisparsed.canary.watch import CanaryAsker, CanaryWatch
 from hisparsed.control.loop import ControlLoop
 from hisparsed.errors import EngineStartError
+from hisparsed.node.engine.kernels import Settled
 from hisparsed.node.engine.processes import EngineProcesses, ProcessesSince
 from hisparsed.node.engine.records import RestartFile
 from hisparsed.node.engine.session import EngineSession, LatestTick, RunningEngine
@@ -56,17 +57,32 @@ async def start_session(
     # vLLM freezes the heap that it finds, with the engine before in it.
     gc.unfreeze()
     gc.collect()
-    engine = await _launch(node, values, node.folder / str(number), stop)
+    settled = await _settle(node, values, stop)
+    engine = await _launch(node, settled, node.folder / str(number), stop)
     try:
-        return await _begin(node, values, engine)
+        return await _begin(node, settled.values, engine)
     except BaseException:
         await engine.stop(kill=False)
         raise
 
 
-async def _launch(
-    node: Node, values: EngineValues, folder: Path, stop: asyncio.Event
-) -> RunningEngine:
+async def _settle(node: Node, values: EngineValues, stop: asyncio.Event) -> Settled:
+    """Whose kernels it runs. Raises ``StoppedWhileStarting`` once ``stop`` is set."""
+    if node.kernels is None:
+        return Settled(values)
+    stopping = asyncio.create_task(stop.wait())
+    settling = asyncio.create_task(node.kernels.settle(values))
+    await asyncio.wait({settling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if settling.done():
+        return settling.result()
+    settling.cancel()
+    await asyncio.gather(settling, return_exceptions=True)
+    raise StoppedWhileStarting
+
+
+async def _launch(node: Node, settled: Settled, folder: Path, stop: asyncio.Event) -> RunningEngine:
+    values = settled.values
     stop_s = engine_stop_s(values.config.host_budget)
     os.environ[_RPC_FOLDER_ENV] = str(folder)
     if node.sets_worker_stop:
@@ -82,7 +98,11 @@ async def _launch(
         require_startable(config, node.kind, max_multiplier=most)
         frontend = frontend_arguments(config)
         handle = launch_engine(
-            config, node.kind, max_multiplier=most, context_limit=node.context_limit
+            config,
+            node.kind,
+            max_multiplier=most,
+            context_limit=node.context_limit,
+            lends=settled.lends,
         )
         preload()
         return handle, frontend

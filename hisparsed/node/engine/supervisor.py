@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("hisparsed.daemon")
 
 P = ParamSpec("P")
+_LOG_LINES = 1_000
+"""Of the latest, looked through when an engine has ended."""
 
 
 StartSession = Callable[[EngineValues, int, asyncio.Event], Awaitable[EngineSession]]
@@ -278,6 +280,7 @@ class Supervisor:
 
     async def _start_failed(self, error: Exception) -> supervision.StartFailed:
         """What is kept of it. Nothing of the engine is left."""
+        self._look_for_kernel_errors()
         started = isinstance(error, EngineStartError)
         processes = list(error.processes) if isinstance(error, EngineStartError) else []
         told = error.why if isinstance(error, EngineStartError) else str(error)
@@ -342,6 +345,7 @@ class Supervisor:
         if cut:
             log.warning("%s were cut off; their clients got an error.", counted(cut, "call"))
         if why is not None:
+            self._look_for_kernel_errors()
             document = self._evidence(why, at_unix_s, processes, status, session.latest.outcome)
             lifecycle.last_end = EngineEnd(
                 at_unix_s=at_unix_s,
@@ -350,6 +354,10 @@ class Supervisor:
                 evidence=await self._keep(document),
             )
         return supervision.Cleared()
+
+    def _look_for_kernel_errors(self) -> None:
+        if self._node.kernels is not None:
+            self._node.kernels.engine_ended(self._node.views.logs.lines(limit=_LOG_LINES))
 
     def _evidence(
         self,
@@ -365,7 +373,7 @@ class Supervisor:
             processes=processes,
             status=status,
             last=last,
-            lines=self._node.views.logs.lines(limit=1_000),
+            lines=self._node.views.logs.lines(limit=_LOG_LINES),
             ticks=self._node.plane.journal.ticks,
         )
 

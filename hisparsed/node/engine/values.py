@@ -9,7 +9,7 @@ as much time, and vLLM's workers get the same before they are killed.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, Final
 
@@ -62,6 +62,9 @@ class EngineValues:
     config: NodeConfig
     max_multiplier: float
     """The largest hot buffer that the policy may ask for, in top-k."""
+    proved_multiplier: float | None = None
+    """What takes its place where our kernels are proved before the start; ``None`` where the
+    document names the kernels."""
     multiplier_key: str = field(default="hot.max", compare=False)
     """The policy's key that says it, for people."""
 
@@ -70,14 +73,20 @@ class EngineValues:
         values = self.config.model_dump(
             mode="json", exclude=set(DAEMON_KEYS), exclude_defaults=True
         )
-        text = json.dumps([values, self.max_multiplier], sort_keys=True)
+        multipliers = [self.max_multiplier]
+        if self.proved_multiplier is not None:
+            multipliers.append(self.proved_multiplier)
+        text = json.dumps([values, *multipliers], sort_keys=True)
         return sha256(text.encode()).hexdigest()
 
     def document(self) -> dict[str, Any]:
         """For a file; ``values_from`` reads it."""
         # Only what was written: some keys are refused where they have no meaning.
         values = self.config.model_dump(mode="json", exclude=set(DAEMON_KEYS), exclude_unset=True)
-        return {"config": values, "max_multiplier": self.max_multiplier}
+        document = {"config": values, "max_multiplier": self.max_multiplier}
+        if self.proved_multiplier is not None:
+            document["proved_multiplier"] = self.proved_multiplier
+        return document
 
     def changes_from(self, running: EngineValues) -> tuple[PendingRestart, ...]:
         """Keys whose values differ from those of ``running``."""
@@ -89,6 +98,9 @@ class EngineValues:
         if self.max_multiplier != running.max_multiplier:
             was, new = f"{running.max_multiplier:g}", f"{self.max_multiplier:g}"
             changes.append(PendingRestart(self.multiplier_key, was, new))
+        proved = (running.proved_multiplier, self.proved_multiplier)
+        if None not in proved and proved[0] != proved[1]:
+            changes.append(PendingRestart("hot.max", *(f"{one:g}" for one in proved)))
         return tuple(changes)
 
     def left_for_daemon(self, running: EngineValues) -> tuple[PendingRestart, ...]:
@@ -103,12 +115,12 @@ class EngineValues:
         """These values, with what is the daemon's from ``daemon``."""
         kept = {key: getattr(daemon, key) for key in DAEMON_KEYS}
         config = self.config.model_copy(update=kept)
-        return EngineValues(config, self.max_multiplier, self.multiplier_key)
+        return replace(self, config=config)
 
 
 def multiplier_key(config: NodeConfig, kind: NodeKind) -> str:
     """vLLM's own kernels know one size, from start to end; others change it live."""
-    return "hot.start" if kind == "cuda" and config.cuda.kernels == "vllm" else "hot.max"
+    return "hot.start" if kind == "cuda" and config.cuda.kernels != "hisparsed" else "hot.max"
 
 
 def values_from(document: dict[str, Any], daemon: NodeConfig) -> EngineValues:
@@ -117,7 +129,15 @@ def values_from(document: dict[str, Any], daemon: NodeConfig) -> EngineValues:
     Raises ``ValueError`` (pydantic's included) when it is not of this version.
     """
     config, max_multiplier = document.get("config"), document.get("max_multiplier")
+    proved = document.get("proved_multiplier")
     if not isinstance(config, dict) or not isinstance(max_multiplier, int | float):
         raise ValueError("config or max_multiplier is missing")
+    if not isinstance(proved, int | float | None):
+        raise ValueError("proved_multiplier is no number")
     node = {"node": daemon.node} | config
-    return EngineValues(NodeConfig.model_validate(node), float(max_multiplier)).within(daemon)
+    values = EngineValues(
+        NodeConfig.model_validate(node),
+        float(max_multiplier),
+        None if proved is None else float(proved),
+    )
+    return values.within(daemon)

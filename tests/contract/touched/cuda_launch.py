@@ -36,6 +36,7 @@ TOUCHED = (
                 "worker_extension_cls",
             ),
             *calls("create_engine_config"),
+            *calls("create_model_config"),
         ),
     ),
     Touch(

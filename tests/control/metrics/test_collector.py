@@ -19,6 +19,7 @@ from hisparsed.control.status.document import (
     Lifecycle,
 )
 from hisparsed.engine.gpus import GpuCard, GpusStatus
+from hisparsed.engine.kernel_choice import KernelReason, KernelsStatus
 from hisparsed.policy.signals import Lever, SampledRows
 from tests.bench.metrics_docs import metrics_document
 
@@ -34,6 +35,16 @@ A_GPU = GpuCard(
     pcie_tx_bytes_per_s=1e9,
     slowed_by=["thermal-hardware"],
     lost=False,
+)
+
+
+KERNELS = KernelsStatus(
+    asked="auto",
+    used="vllm",
+    reason=KernelReason.SLOWER,
+    sentence="ours take 1.31 of vLLM's time",
+    max_ratio=1.25,
+    ratio=1.31,
 )
 
 
@@ -137,6 +148,7 @@ async def test_every_metric_has_samples_and_stands_in_the_document(node: Any) ->
         state=CanaryState.OK, sentence="equal", last_unix_s=1_700_000_000.0
     )
     node.gpus = GpusStatus(age_s=0.5, cards=[A_GPU])
+    node.kernels = KERNELS
     sampled = SampledRows(hits_total=3, misses_total=1, h2d_bytes_total=656, age_s=40.0)
     node.engine.counters = replace(node.engine.counters, sampled_rows=sampled)
     node.engine_status = EngineStatus(
@@ -172,6 +184,16 @@ async def test_a_gpu_is_told_by_its_number_and_what_slows_it(node: Any) -> None:
     assert seen["hisparsed_gpu_slowed", ("3", "power-cap")] == 0
     assert seen["hisparsed_gpu_lost", ("3",)] == 0
     assert seen["hisparsed_gpu_reading_age_seconds", ()] == 0.5
+
+
+async def test_whose_kernels_run_is_a_metric_with_its_reason(node: Any) -> None:
+    await node.loop.start()
+    node.kernels = KERNELS
+    await node.ticks(1)
+    seen = samples(node)
+    assert seen["hisparsed_hot_kernels", ("vllm", "Slower")] == 1
+    assert seen["hisparsed_hot_kernels_ratio", ()] == 1.31
+    assert seen["hisparsed_offload_copies_trusted", ()] == 1
 
 
 async def test_what_a_lost_gpu_no_longer_tells_is_left_out(node: Any) -> None:

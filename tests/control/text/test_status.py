@@ -16,10 +16,22 @@ from hisparsed.control.status.document import Lifecycle, Status
 from hisparsed.control.text.policy import figures_text
 from hisparsed.control.text.status import bar, clock_text, status_page
 from hisparsed.engine.gpus import GpuCard, GpusStatus
+from hisparsed.engine.kernel_choice import KernelReason, KernelsStatus
 from hisparsed.engine.port import ServingCounters
 from hisparsed.errors import UserError
 from hisparsed.policy.derived import PoolFigures
 from hisparsed.policy.signals import Lever, SampledRows
+
+SLOW_KERNELS = KernelsStatus(
+    asked="auto",
+    used="vllm",
+    reason=KernelReason.SLOWER,
+    sentence="vLLM's kernels, one hot size: ours take 1.31 of vLLM's time",
+    max_ratio=1.25,
+    ratio=1.31,
+    offload_trusted=False,
+    offload_sentence="nothing is lent to the offload pool: chunk 7",
+)
 
 
 async def page(node: Any) -> str:
@@ -36,6 +48,21 @@ async def test_waits_stalls_ghosts_and_the_need_of_the_next_call_are_told(node: 
     assert "60 of 400 blocks free; the next one needs 75" in text
     assert "refused by a limit" not in text
     assert "by their own misses" not in text
+
+
+async def test_whose_kernels_run_and_what_is_not_trusted_is_told(node: Any) -> None:
+    await node.loop.start()
+    assert "\nkernels" not in await page(node)
+    status = node.current.status().model_copy(update={"kernels": SLOW_KERNELS})
+    text = status_page(status, width=200)
+    assert "kernels    !! Slower: vLLM's kernels, one hot size: ours take 1.31 of" in text
+    assert "  UNPROVED nothing is lent to the offload pool: chunk 7" in text
+    proved = SLOW_KERNELS.model_copy(
+        update={"reason": KernelReason.PROVED, "offload_trusted": True}
+    )
+    text = status_page(status.model_copy(update={"kernels": proved}), width=200)
+    assert "kernels    Proved: " in text
+    assert "UNPROVED" not in text
 
 
 async def test_refused_calls_and_leases_of_their_own_are_told_where_there_are_any(

@@ -55,6 +55,7 @@ def test_a_larger_hot_buffer_is_a_change() -> None:
     ("kind", "kernels", "key"),
     [
         ("cuda", "vllm", "hot.start"),
+        ("cuda", "auto", "hot.start"),
         ("cuda", "hisparsed", "hot.max"),
         ("reference", "vllm", "hot.max"),
     ],
@@ -63,9 +64,21 @@ def test_the_pending_key_is_the_one_that_the_node_sizes_hot_buffers_by(
     kind: NodeKind, kernels: str, key: str
 ) -> None:
     document = config(node="auto", model="m", cuda={"kernels": kernels})
-    wanted = EngineValues(document, 5.0, multiplier_key(document, kind)).within(document)
+    key_of = multiplier_key(document, kind)
+    wanted = EngineValues(document, 5.0, multiplier_key=key_of).within(document)
     (change,) = wanted.changes_from(EngineValues(document, 4.0))
     assert (change.key, change.running, change.wanted) == (key, "4", "5")
+
+
+def test_what_proved_kernels_would_get_is_a_value_too(tmp_path: Path) -> None:
+    before, now = (EngineValues(config(), 4.0, proved) for proved in (8.0, 9.0))
+    (change,) = now.changes_from(before)
+    assert (change.key, change.running, change.wanted) == ("hot.max", "8", "9")
+    assert now.digest() not in (before.digest(), values(4.0).digest())
+    EngineRecord(tmp_path).keep_good(now)
+    assert EngineRecord(tmp_path).good(config()) == now
+    with pytest.raises(ValueError, match="proved_multiplier"):
+        values_from(now.document() | {"proved_multiplier": "9"}, config())
 
 
 @pytest.mark.parametrize(

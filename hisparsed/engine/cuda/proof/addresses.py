@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -91,14 +92,19 @@ def _reserved(size: int, device: torch.device) -> Iterator[torch.Tensor]:
     pinned: list[torch.Tensor] = []
     try:
         for part in used if device.type == "cuda" else ():
-            _require(torch.cuda.cudart().cudaHostRegister(part.data_ptr(), part.nbytes, 0))
+            _require(cuda_runtime().cudaHostRegister(part.data_ptr(), part.nbytes, 0))
             pinned.append(part)
         yield memory
     finally:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         for part in pinned:
-            torch.cuda.cudart().cudaHostUnregister(part.data_ptr())
+            cuda_runtime().cudaHostUnregister(part.data_ptr())
+
+
+def cuda_runtime() -> Any:
+    """The calls that pin memory."""
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def _require(code: object) -> None:

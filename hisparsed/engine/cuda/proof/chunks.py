@@ -22,6 +22,7 @@ from hisparsed.engine.cuda.copies import (
     join_neighbours,
 )
 from hisparsed.engine.cuda.offload import CudaChunkWorker, Lanes
+from hisparsed.engine.cuda.proof.addresses import cuda_runtime
 from hisparsed.engine.cuda.proof.question import ChunkProof, ChunkSizes
 from hisparsed.engine.host.chunks import ChunkLayout
 
@@ -41,7 +42,7 @@ def prove_chunks(sizes: ChunkSizes, device: torch.device) -> ChunkProof:
     finally:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-            torch.cuda.cudart().cudaHostUnregister(host.data_ptr())
+            cuda_runtime().cudaHostUnregister(host.data_ptr())
 
 
 def _pinned(size: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hisparsed import __version__
-from hisparsed.atomic_file import write_whole
+from hisparsed.atomic_file import write_atomically
 from hisparsed.engine.cuda.proof.question import ChunkSizes, HotSizes, Proof
 
 log = logging.getLogger("hisparsed.engine")
@@ -78,6 +78,13 @@ class KeptProofs:
         kept = self._document
         return None if kept is None or not kept.basis.serves(basis) else kept.doubt
 
+    def latest(self) -> tuple[tuple[Proof, ...], str | None]:
+        """The answers kept, on whatever basis, and why ours are doubted since."""
+        kept = self._document
+        if kept is None:
+            return (), None
+        return kept.proofs, None if kept.doubt is None else kept.doubt.why
+
     def keep(self, basis: Basis, proofs: Sequence[Proof], at_unix_s: float) -> None:
         """Answers in the place of those before. What came to nothing is asked again next time."""
         if any(_came_to_nothing(one) for one in proofs):
@@ -104,7 +111,7 @@ class KeptProofs:
         self._document = document
         try:
             data = document.model_dump_json(indent=1).encode()
-            write_whole(self.path, data, mode=_MODE, durable=True)
+            write_atomically(self.path, data, mode=_MODE, durable=True)
         except OSError as error:
             why = error.strerror or error
             log.warning("%s cannot be written: %s; the next start proves anew.", self.path, why)

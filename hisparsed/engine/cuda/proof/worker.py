@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from vllm.v1.hisparse import runtime as vllm_hisparse
+from vllm.v1.hisparse.runtime import (
+    HiSparseCacheHandle,
+    HiSparseRuntime,
+    ResolvedHiSparseConfig,
+)
 
 from hisparsed.engine.cuda.proof.compare import Reads
 from hisparsed.engine.cuda.proof.work import RESIDENT_PAGES, SECOND_GROUP_LAYERS, Work, WorkStep
@@ -121,7 +125,7 @@ class Side:
 
     def _make_handles(self, blocks: int) -> list[Any]:
         work, sizes = self._work, self._work.sizes
-        config = vllm_hisparse.ResolvedHiSparseConfig(
+        config = ResolvedHiSparseConfig(
             top_k=sizes.topk,
             device_buffer_size=blocks * sizes.block_tokens,
             max_union_rows=sizes.query_len * sizes.topk,
@@ -129,7 +133,7 @@ class Side:
         handles: list[Any] = []
         for layer in range(work.layers):
             leads = layer in (0, work.layers - SECOND_GROUP_LAYERS)
-            runtime = vllm_hisparse.HiSparseRuntime(
+            runtime = HiSparseRuntime(
                 config=config,
                 max_num_reqs=work.requests,
                 row_width=sizes.row_bytes,
@@ -148,7 +152,7 @@ class Side:
             host = self._pool.layers[layer].view(-1, sizes.block_tokens, sizes.row_bytes)
             runtime.bind_source_cache(host, registered_host_pool=host)
             runtime.request_state_indices = self._states
-            handle = vllm_hisparse.HiSparseCacheHandle(runtime)
+            handle = HiSparseCacheHandle(runtime)
             handle.bind_cache(
                 self._slab,
                 **where,
@@ -207,14 +211,14 @@ class Side:
         self._request_ids.copy_(torch.where(request < step.requests, request, 0))
         if self.node is not None:
             names = [_name(one) for one in range(step.requests)]
-            news = self._sent.news(
+            updates = self._sent.updates(
                 names,
                 fresh=[name for name in names if int(name) not in self._told],
                 ended=(),
                 held=lambda name: (self._blocks[int(name)],),
             )
             self._told |= {one: self._blocks[one] for one in range(step.requests)}
-            self.node.before_forward(news, names, self._states[: step.requests].long())
+            self.node.before_forward(updates, names, self._states[: step.requests].long())
 
     def run(self) -> None:
         """All layers, one after the other, or the replay of that."""
