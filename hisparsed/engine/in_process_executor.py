@@ -45,14 +45,17 @@ class InProcessExecutor(Executor):  # type: ignore[misc]
         """Each layer's sparse-MLA rows, and its indexer's where it leads an index group."""
 
     @abstractmethod
-    def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """One step; ``_answer`` makes what is returned."""
+    def _run(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """One step; ``_answer`` makes what is returned. ``None`` where ``sample_tokens`` does."""
 
     @staticmethod
     def _answer(
-        sampled: Mapping[str, list[int]], connector_output: KVConnectorOutput
+        sampled: Mapping[str, list[int]], connector_output: KVConnectorOutput, **more: Any
     ) -> ModelRunnerOutput:
-        """``sampled``: new tokens of each scheduled request; empty in steps of transfers alone."""
+        """``sampled``: new tokens of each scheduled request; empty in steps of transfers alone.
+
+        ``more``: other fields of ``ModelRunnerOutput``.
+        """
         if not sampled:
             return ModelRunnerOutput.with_kv_conn_output_only(connector_output)
         return ModelRunnerOutput(
@@ -60,6 +63,7 @@ class InProcessExecutor(Executor):  # type: ignore[misc]
             req_id_to_index={request_id: index for index, request_id in enumerate(sampled)},
             sampled_token_ids=list(sampled.values()),
             kv_connector_output=connector_output,
+            **more,
         )
 
     # --- start-up ---------------------------------------------------------------------
@@ -112,6 +116,10 @@ class InProcessExecutor(Executor):  # type: ignore[misc]
         return _at_once(self._run(scheduler_output), non_block)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        return _at_once(self._sample(grammar_output), non_block)
+
+    def _sample(self, grammar_output: Any) -> ModelRunnerOutput:
+        """What is left of a step for which ``_run`` answered ``None``."""
         raise RuntimeError(f"{type(self).__name__} samples inside execute_model")
 
     # --- what workers would answer ----------------------------------------------------

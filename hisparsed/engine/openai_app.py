@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from hisparsed.config.machine import NodeKind
 from hisparsed.config.node import NodeConfig
 from hisparsed.engine.compat.adapters import load_arguments, make_arg_parser
 from hisparsed.errors import UserError
@@ -31,9 +32,12 @@ _OURS: Mapping[str, Any] = {
     "disable_uvicorn_access_log": True,
 }
 """Where the operator says nothing else."""
+_REFERENCE: Mapping[str, Any] = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+"""The same on the reference node, whose model has no form of tool calls of its own: this one is
+plain text around JSON."""
 
 
-def frontend_arguments(config: NodeConfig) -> Any:
+def frontend_arguments(config: NodeConfig, kind: NodeKind) -> Any:
     """vLLM's ``Namespace``, whole but for what only an engine knows: model and API keys.
 
     Imports parser plugins of the operator's. Raises ``UserError``.
@@ -42,7 +46,7 @@ def frontend_arguments(config: NodeConfig) -> Any:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     module = load_arguments()
-    given = {**_OURS, **config.frontend_args}
+    given = {**_OURS, **(_REFERENCE if kind == "reference" else {}), **config.frontend_args}
     _require_known(module.FrontendArgs, config)
     try:
         frontend = module.FrontendArgs(**given)

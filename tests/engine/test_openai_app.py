@@ -14,7 +14,7 @@ from hisparsed.errors import UserError
 
 def arguments(given: dict[str, Any], engine_args: dict[str, Any] | None = None) -> Any:
     return frontend_arguments(
-        NodeConfig(host_budget=2**30, frontend_args=given, engine_args=engine_args or {})
+        NodeConfig(host_budget=2**30, frontend_args=given, engine_args=engine_args or {}), "cuda"
     )
 
 
@@ -31,6 +31,15 @@ def test_without_any_vllms_defaults_count_but_for_hits_logs_and_other_sites() ->
     assert found.allowed_origins == []
     assert found.tool_call_parser is None
     assert found.response_role == "assistant"
+
+
+def test_the_reference_node_has_a_tool_parser_where_the_operator_names_none() -> None:
+    def parser(**given: Any) -> tuple[Any, ...]:
+        found = frontend_arguments(NodeConfig(host_budget=2**30, frontend_args=given), "reference")
+        return found.tool_call_parser, found.enable_auto_tool_choice
+
+    assert parser() == ("hermes", True)
+    assert parser(tool_call_parser=None, enable_auto_tool_choice=False) == (None, False)
 
 
 def test_what_the_operator_says_counts() -> None:
@@ -124,5 +133,5 @@ def test_a_plugin_that_does_not_load_is_named(tmp_path: Path) -> None:
 
 def test_the_glm_profiles_parsers_are_vllms() -> None:
     profile = shipped_config("profiles/8xh200-glm-5.3.yaml")
-    found = frontend_arguments(load_node_config(profile, memory_bytes=2**50).value)
+    found = frontend_arguments(load_node_config(profile, memory_bytes=2**50).value, "cuda")
     assert (found.tool_call_parser, found.enable_auto_tool_choice) == ("glm47", True)

@@ -6,37 +6,55 @@ process, no devices. Not here: what vLLM asks of any executor (``in_process_exec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.outputs import (
+    DraftTokenIds,
+    KVConnectorOutput,
+    LogprobsLists,
+    LogprobsTensors,
+    ModelRunnerOutput,
+)
 
 from hisparsed.engine.compat.residency import ResidencyReader
 from hisparsed.engine.in_process_executor import InProcessExecutor, LayerRowSize
 from hisparsed.engine.reference.connectors import ReferenceConnectors
+from hisparsed.engine.reference.drafts import Draft, DraftCounts, NgramDraft
+from hisparsed.engine.reference.grammar import allowed_by_request
 from hisparsed.engine.reference.hot import ReferenceHotBuffers
 from hisparsed.engine.reference.model import ReferenceModel, make_weights
 from hisparsed.engine.reference.model_folder import (
     INDEX_ROW_BYTES,
     ROW_BYTES,
+    VOCAB_SIZE,
     ReferenceGeometry,
     indexer_layer_name,
     kv_layer_name,
 )
 from hisparsed.engine.reference.requests import RequestState, RequestTables, ScheduledTokens
-from hisparsed.engine.reference.sampling import (
-    Draft,
-    DraftCounts,
-    NgramDraft,
-    printable_mask,
-    verify,
-)
+from hisparsed.engine.reference.sampling import StepSampler, Wanted, natural_logits
 from hisparsed.engine.reference.step import StepKV
 from hisparsed.engine.reference.store import KVStore
 from hisparsed.engine.scratch import scratch_block_ids
 from hisparsed.engine.worker_report import HotRows, WorkerReport
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A step whose tokens are still to be sampled."""
+
+    scheduled: tuple[str, ...]
+    drafts: Mapping[str, Sequence[int]]
+    """As the scheduler named them, with its padding."""
+    wanted: tuple[Wanted, ...]
+    logits: torch.Tensor
+    prompt_logprobs: dict[str, LogprobsTensors]
+    connector_output: KVConnectorOutput
 
 
 class ReferenceExecutor(InProcessExecutor):
@@ -50,7 +68,8 @@ class ReferenceExecutor(InProcessExecutor):
         torch.set_num_threads(int(options.get("threads", 2)))
         self._geometry = ReferenceGeometry.from_hf_config(self.model_config.hf_config)
         self._model = ReferenceModel(self._geometry, make_weights(self._geometry))
-        self._allowed = printable_mask()
+        self._sampler = StepSampler()
+        self._computed: _Computed | None = None
         self._emitted: dict[str, RequestState] = {}
         self.draft: Draft = NgramDraft(int(self.vllm_config.num_speculative_tokens))
         self.draft_counts = DraftCounts()
@@ -96,7 +115,8 @@ class ReferenceExecutor(InProcessExecutor):
 
     # --- steps ------------------------------------------------------------------------
 
-    def _run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def _run(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Everything of a step but its tokens: vLLM makes the grammar's masks meanwhile."""
         self._tables.remove(output.finished_req_ids)
         # A preempted request comes back as a new one, maybe after others that need its state row.
         self._tables.remove(output.preempted_req_ids or ())
@@ -106,13 +126,44 @@ class ReferenceExecutor(InProcessExecutor):
         )
         for request_id, pages, block_ids in self._residency.updates(output, hisparse):
             self._tables.update_residency(request_id, pages, block_ids)
-        sampled: dict[str, list[int]] = {}
+        wanted: tuple[Wanted, ...] = ()
+        prompts: dict[str, LogprobsTensors] = {}
         with torch.inference_mode():
             if segments:
-                sampled = self._forward(segments)
+                wanted, logits, prompts = self._forward(segments)
             connector_output = self._connectors.after_forward(output.finished_req_ids)
-        tokens = {one.request_id: sampled.get(one.request_id, []) for one in segments}
-        return self._answer(tokens, connector_output)
+        scheduled = tuple(segment.request_id for segment in segments)
+        if not wanted:
+            return self._answer({name: [] for name in scheduled}, connector_output)
+        self._computed = _Computed(
+            scheduled,
+            output.scheduled_spec_decode_tokens,
+            wanted,
+            logits,
+            prompts,
+            connector_output,
+        )
+        return None
+
+    def _sample(self, grammar_output: Any) -> ModelRunnerOutput:
+        step, self._computed = self._computed, None
+        if step is None:
+            raise RuntimeError("no step has been computed whose tokens could be sampled")
+        with torch.inference_mode():
+            tokens, logprobs = self._sampler.sample(
+                step.logits, step.wanted, allowed_by_request(grammar_output, step.drafts)
+            )
+        for one in step.wanted:
+            accepted = tokens[one.request_id]
+            one.state.tokens.extend(accepted)
+            self.draft_counts.count(len(one.drafts), len(accepted) - 1)
+        self._emitted = {one.request_id: one.state for one in step.wanted}
+        return self._answer(
+            {name: tokens.get(name, []) for name in step.scheduled},
+            step.connector_output,
+            logprobs=_joined(step.scheduled, logprobs),
+            prompt_logprobs_dict=step.prompt_logprobs,
+        )
 
     def _admit(self, output: SchedulerOutput) -> list[ScheduledTokens]:
         """Bring the tables up to date; segments of this step, decodes first."""
@@ -150,7 +201,11 @@ class ReferenceExecutor(InProcessExecutor):
         row = self._tables.requests[request_id].row
         return ScheduledTokens(request_id, row, start, count - len(scheduled) + len(drafts), drafts)
 
-    def _forward(self, segments: list[ScheduledTokens]) -> dict[str, list[int]]:
+    def _forward(
+        self, segments: list[ScheduledTokens]
+    ) -> tuple[tuple[Wanted, ...], torch.Tensor, dict[str, LogprobsTensors]]:
+        """Whose tokens are wanted, the logits of their rows in order, and what was asked of
+        prompts that are complete now."""
         kv = StepKV(self._geometry, self._store, self._tables, self._hot, segments)
         states = [self._tables.requests[segment.request_id] for segment in segments]
         tokens = [
@@ -160,33 +215,44 @@ class ReferenceExecutor(InProcessExecutor):
         ]
         self._hot.rewritten(segments)
         hidden = self._model.forward(torch.tensor(tokens), kv.positions, kv)
-        wanted: list[int] = []
-        emitting: list[tuple[ScheduledTokens, RequestState]] = []
+        rows: list[int] = []
+        wanted: list[Wanted] = []
+        prompts: dict[str, LogprobsTensors] = {}
         end = 0
         for segment, state in zip(segments, states, strict=True):
+            found = self._prompt_logprobs(segment, state, hidden[end : end + segment.count])
+            if found is not None:
+                prompts[segment.request_id] = found
             end += segment.count
             if segment.known_end >= len(state.tokens):
-                emitting.append((segment, state))
-                wanted.extend(range(end - 1 - len(segment.drafts), end))
-        if not emitting:
-            return {}
-        logits = iter(self._model.logits(hidden.index_select(0, torch.tensor(wanted))))
-        sampled: dict[str, list[int]] = {}
-        for segment, state in emitting:
-            rows = [next(logits) for _ in range(1 + len(segment.drafts))]
-            accepted = verify(
-                rows,
-                segment.drafts,
-                self._allowed,
-                state.params,
-                request_id=segment.request_id,
-                generated=state.generated,
-            )
-            state.tokens.extend(accepted)
-            sampled[segment.request_id] = accepted
-            self.draft_counts.count(len(segment.drafts), len(accepted) - 1)
-        self._emitted = {segment.request_id: state for segment, state in emitting}
-        return sampled
+                wanted.append(Wanted(segment.request_id, state, segment.drafts))
+                rows.extend(range(end - 1 - len(segment.drafts), end))
+        return tuple(wanted), self._logits(hidden[rows]), prompts
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return natural_logits(self._model.logits(hidden))
+
+    def _prompt_logprobs(
+        self, segment: ScheduledTokens, state: RequestState, hidden: torch.Tensor
+    ) -> LogprobsTensors | None:
+        """Add a chunk of a prompt; what was asked for, once the prompt is whole.
+
+        A request that came back with tokens of its answer had this told before.
+        """
+        count = state.params.prompt_logprobs
+        if count is None or segment.start >= state.prompt_len or state.known > state.prompt_len:
+            return None
+        if state.prompt_logprobs is None:
+            width = 1 + (VOCAB_SIZE if count == -1 else count)
+            state.prompt_logprobs = LogprobsTensors.empty_cpu(state.prompt_len - 1, width)
+        last = min(segment.known_end, state.prompt_len - 1)
+        if last > segment.start:
+            following = state.tokens[segment.start + 1 : last + 1]
+            logits = self._logits(hidden[: last - segment.start])
+            found = self._sampler.prompt_logprobs(logits, following, count)
+            for whole, part in zip(state.prompt_logprobs[:3], found[:3], strict=True):
+                whole[segment.start : last] = part
+        return state.prompt_logprobs if segment.known_end >= state.prompt_len else None
 
     def take_draft_token_ids(self) -> DraftTokenIds:
         """Drafts of the requests that emitted in the last step, for vLLM's scheduler."""
@@ -225,3 +291,19 @@ class ReferenceExecutor(InProcessExecutor):
         store = getattr(self, "_store", None)
         if store is not None:
             store.close()
+
+
+def _joined(
+    scheduled: Sequence[str], logprobs: Mapping[str, LogprobsLists]
+) -> LogprobsLists | None:
+    """Log probabilities of all requests in the order of the step, with where each one's begin."""
+    if not logprobs:
+        return None
+    found = [logprobs[name] for name in scheduled if name in logprobs]
+    counts = [len(logprobs[name].logprobs) if name in logprobs else 0 for name in scheduled]
+    return LogprobsLists(
+        np.concatenate([one.logprob_token_ids for one in found]),
+        np.concatenate([one.logprobs for one in found]),
+        np.concatenate([one.sampled_token_ranks for one in found]),
+        [0, *np.cumsum(counts).tolist()],
+    )

@@ -1,4 +1,4 @@
-"""Refuses calls that ask for what the reference model's sampler does not do.
+"""Refuses calls that ask for what the reference node does not do.
 
 A 400 for the client instead of tokens that ignore what was asked. Checks sampling parameters
 only; the rest of a call is vLLM's to judge.
@@ -13,32 +13,20 @@ from vllm.exceptions import VLLMValidationError
 
 from hisparsed.engine.limited_llm import LimitedLLM
 
-NEUTRAL: dict[str, object] = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "min_p": 0.0,
-    "logprobs": None,
-    "prompt_logprobs": None,
-    "logit_bias": None,
-    "allowed_token_ids": None,
-    "bad_words": None,
-    "structured_outputs": None,
-}
-"""Sampling parameters that are not honoured, each with the value that asks for nothing."""
+NOT_HONOURED = (
+    "logprob_token_ids",
+    "prompt_logprob_token_ids",
+    "prompt_logprob_start",
+    "thinking_token_budget",
+    "trace_decode_token_ids",
+)
+"""Sampling parameters that vLLM's GPU worker follows and the reference node does not; not every
+version of vLLM has each."""
 
 
-def unsupported_reason(params: Any) -> str | None:
-    """What of ``params`` (vLLM's ``SamplingParams``) is not honoured; ``None`` when all is."""
-    for name, neutral in NEUTRAL.items():
-        value = getattr(params, name)
-        if value not in (neutral, [], {}):
-            shown = "" if name == "structured_outputs" else f" (got {value!r})"
-            return (
-                f"{name}{shown} is not supported by the reference node, which knows temperature, "
-                "top_p, top_k, seed, min_tokens and stop; leave it out"
-            )
-    return None
+def unsupported(params: Any) -> str | None:
+    """The parameter of ``params`` (vLLM's ``SamplingParams``) that is not honoured."""
+    return next((name for name in NOT_HONOURED if getattr(params, name, None) is not None), None)
 
 
 class ReferenceLLM(LimitedLLM):
@@ -48,7 +36,9 @@ class ReferenceLLM(LimitedLLM):
         self, prompt: Any, sampling_params: Any, request_id: str, **named: Any
     ) -> AsyncGenerator[Any, None]:
         """Raises ``VLLMValidationError``, which vLLM's API answers with 400."""
-        reason = unsupported_reason(sampling_params)
-        if reason is not None:
-            raise VLLMValidationError(reason)
+        name = unsupported(sampling_params)
+        if name is not None:
+            raise VLLMValidationError(
+                f"{name} is not supported by the reference node; leave it out", parameter=name
+            )
         return super().generate(prompt, sampling_params, request_id, **named)

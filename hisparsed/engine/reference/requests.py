@@ -25,6 +25,8 @@ class RequestState:
     known: int
     """Tokens that must be computed before the next one may be sampled."""
     hot_blocks: list[list[int]] = field(default_factory=list)
+    prompt_logprobs: Any = None
+    """vLLM's ``LogprobsTensors`` of a prompt that is being computed, where the call asks for it."""
 
     @property
     def generated(self) -> int:

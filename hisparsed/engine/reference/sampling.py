@@ -1,160 +1,262 @@
-"""Sampling of the reference model: choosing tokens, drafting them, and verifying drafts.
+"""Sampling of the reference node: vLLM's own sampler over every row of a step.
 
-Greedy, or seeded sampling; greedy ties go to the lowest token id, so the choice is a function of
-the logits alone. Penalties, logprobs and structured output are not supported; ``request_check``
-refuses requests that ask for them.
+A row is one position that a token is wanted for: a request has one, and one more for each draft.
+Rows are sampled as if each were a request of its own whose output ends with the drafts before it;
+a request's tokens are those up to its first wrong draft. So drafts change how fast tokens come,
+never which.
 
-A draft is what followed the same last tokens before, in the same request. It is accepted where
-it equals what the sampler chooses there, so the tokens are those of decoding one by one. Most
-drafts are wrong: what a test of rejected rows needs. vLLM's own n-gram proposer is not used,
-because numba's thread pool resets the number of torch's threads.
+Random numbers are a function of seed (or request id) and position: a preempted and resumed
+request samples the same tokens again. Greedy ties go to the lowest token id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import torch
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
+from vllm.v1.sample.logits_processor.interface import BatchUpdate
+from vllm.v1.sample.logits_processor.state import LogitsProcessors
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
 
+from hisparsed.engine.reference.grammar import closing_bias
 from hisparsed.engine.reference.model_folder import EOS_TOKEN_ID, VOCAB_SIZE
 from hisparsed.engine.reference.requests import RequestState
 
-_LOGIT_SCALE = 1.0 / 4000.0
-"""Integer logits to the natural units that temperature expects."""
+_LOGIT_SCALE = 2.0**-12
+"""Integer logits to natural units; a power of two keeps them exact."""
+_NEVER = -1000.0
+_GREEDY_BELOW = 1e-5
+_CPU = torch.device("cpu")
 
 
-class SamplingParams(Protocol):
-    """The part of vLLM's ``SamplingParams`` that is honoured here."""
+def _printable_bias() -> torch.Tensor:
+    """What the head adds to each token: bytes that are no printable ASCII never come by
+    themselves, but can where a grammar or a client allows nothing else."""
+    bias = torch.full((VOCAB_SIZE,), _NEVER)
+    bias[32:127] = 0.0
+    bias[ord("\n")] = 0.0
+    bias[EOS_TOKEN_ID] = 0.0
+    return bias
 
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
-    min_tokens: int
+
+_BIAS = _printable_bias()
 
 
-def printable_mask() -> torch.Tensor:
-    """Bool ``[VOCAB_SIZE]``: printable ASCII, newline and end of sequence."""
-    mask = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
-    mask[32:127] = True
-    mask[10] = True
-    mask[EOS_TOKEN_ID] = True
+def natural_logits(logits: torch.Tensor) -> torch.Tensor:
+    """Integer logits ``[N, VOCAB_SIZE]`` of the model as those that tokens are sampled from."""
+    return logits * _LOGIT_SCALE + _BIAS
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One request of the step: its next token is wanted, and those after each draft."""
+
+    request_id: str
+    state: RequestState
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One position to sample, ``ahead`` drafts beyond the certain tokens."""
+
+    wanted: Wanted
+    ahead: int
+
+    @property
+    def params(self) -> Any:
+        return self.wanted.state.params
+
+    @property
+    def at(self) -> int:
+        """Output tokens before it."""
+        return self.wanted.state.generated + self.ahead
+
+    def output(self) -> list[int]:
+        state = self.wanted.state
+        return [*state.tokens[state.prompt_len :], *self.wanted.drafts[: self.ahead]]
+
+
+class StepSampler:
+    """Stateless between steps."""
+
+    def __init__(self) -> None:
+        self._sampler = Sampler()
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        wanted: Sequence[Wanted],
+        allowed: Mapping[str, torch.Tensor],
+    ) -> tuple[dict[str, list[int]], dict[str, LogprobsLists]]:
+        """New tokens by request, and log probabilities of those that asked for them.
+
+        ``logits`` in natural units, one row a position in the order of ``wanted``. ``allowed``:
+        bool ``[rows, VOCAB_SIZE]`` of requests under a grammar.
+        """
+        rows = [_Row(one, ahead) for one in wanted for ahead in range(1 + len(one.drafts))]
+        logits = _under_grammar(logits, rows, allowed)
+        # What vLLM compiles for a GPU's speed costs a C++ compiler and seconds here.
+        with torch.compiler.set_stance("force_eager"):
+            found = self._sampler(logits, _metadata(rows))
+        chosen = found.sampled_token_ids[:, 0].tolist()
+        tokens: dict[str, list[int]] = {}
+        logprobs: dict[str, LogprobsLists] = {}
+        start = 0
+        for one in wanted:
+            accepted = _up_to_first_wrong(chosen[start : start + 1 + len(one.drafts)], one.drafts)
+            tokens[one.request_id] = accepted
+            if one.state.params.logprobs is not None:
+                end = start + len(accepted)
+                logprobs[one.request_id] = _slice(found.logprobs_tensors, start, end)
+            start += 1 + len(one.drafts)
+        return tokens, logprobs
+
+    def prompt_logprobs(
+        self, logits: torch.Tensor, following: Sequence[int], count: int
+    ) -> LogprobsTensors:
+        """Log probabilities of the tokens that follow prompt positions, and the best ``count``.
+
+        ``logits`` in natural units, one row a position; ``count`` -1 is the whole vocabulary.
+        """
+        with torch.compiler.set_stance("force_eager"):
+            scores = self._sampler.compute_logprobs(logits)
+            return self._sampler.gather_logprobs(
+                scores, _most(count), torch.tensor(following, dtype=torch.int64)
+            )
+
+
+def _most(count: int) -> int:
+    return VOCAB_SIZE if count == -1 else count
+
+
+def _up_to_first_wrong(chosen: Sequence[int], drafts: Sequence[int]) -> list[int]:
+    right = 0
+    while right < len(drafts) and chosen[right] == drafts[right]:
+        right += 1
+    return list(chosen[: right + 1])
+
+
+def _slice(tensors: LogprobsTensors, start: int, end: int) -> LogprobsLists:
+    return LogprobsLists(
+        tensors.logprob_token_ids[start:end].numpy(),
+        tensors.logprobs[start:end].numpy(),
+        tensors.selected_token_ranks[start:end].numpy(),
+    )
+
+
+def _under_grammar(
+    logits: torch.Tensor, rows: Sequence[_Row], allowed: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    under = [at for at, row in enumerate(rows) if row.wanted.request_id in allowed]
+    if not under:
+        return logits
+    masks = torch.stack([allowed[rows[at].wanted.request_id][rows[at].ahead] for at in under])
+    logits[under] = (logits[under] + closing_bias(masks)).masked_fill(~masks, float("-inf"))
+    return logits
+
+
+def _metadata(rows: Sequence[_Row]) -> SamplingMetadata:
+    """What vLLM's sampler is told of ``rows``; only what some row asks for is filled in."""
+    params = [row.params for row in rows]
+    random = [one.temperature >= _GREEDY_BELOW for one in params]
+    penalties = any(
+        one.presence_penalty or one.frequency_penalty or one.repetition_penalty != 1.0
+        for one in params
+    )
+    bad_words = {
+        at: one.bad_words_token_ids for at, one in enumerate(params) if one.bad_words_token_ids
+    }
+    processors = _processors(rows)
+    output = [row.output() for row in rows] if penalties or bad_words else []
+    counts = [_most(one.logprobs) for one in params if one.logprobs is not None]
+    return SamplingMetadata(
+        temperature=_floats(one.temperature for one in params) if any(random) else None,
+        all_greedy=not any(random),
+        all_random=all(random),
+        top_p=_floats(one.top_p for one in params)
+        if any(one.top_p < 1 for one in params)
+        else None,
+        top_k=torch.tensor([one.top_k if one.top_k > 0 else VOCAB_SIZE for one in params])
+        if any(0 < one.top_k < VOCAB_SIZE for one in params)
+        else None,
+        generators={at: _generator(row) for at, row in enumerate(rows) if random[at]},
+        max_num_logprobs=max(counts, default=None),
+        no_penalties=not penalties,
+        prompt_token_ids=_prompts(rows) if penalties else None,
+        frequency_penalties=_floats(one.frequency_penalty for one in params),
+        presence_penalties=_floats(one.presence_penalty for one in params),
+        repetition_penalties=_floats(one.repetition_penalty for one in params),
+        output_token_ids=output,
+        allowed_token_ids_mask=_forbidden(params),
+        bad_words_token_ids=bad_words,
+        logitsprocs=processors,
+    )
+
+
+def _floats(values: Iterable[float]) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=torch.float32)
+
+
+def _generator(row: _Row) -> torch.Generator:
+    seed = row.params.seed
+    name = row.wanted.request_id if seed is None else str(seed)
+    digest = blake2b(f"{name}:{row.at}".encode(), digest_size=8).digest()
+    generator = torch.Generator()
+    generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+    return generator
+
+
+def _prompts(rows: Sequence[_Row]) -> torch.Tensor:
+    """Padded with ``VOCAB_SIZE``, as vLLM does."""
+    states = [row.wanted.state for row in rows]
+    prompts = torch.full((len(rows), max(one.prompt_len for one in states)), VOCAB_SIZE)
+    for prompt, state in zip(prompts, states, strict=True):
+        prompt[: state.prompt_len] = torch.tensor(state.tokens[: state.prompt_len])
+    return prompts
+
+
+def _forbidden(params: Sequence[Any]) -> torch.Tensor | None:
+    """True where a client's ``allowed_token_ids`` leave a token out."""
+    if not any(one.allowed_token_ids for one in params):
+        return None
+    mask = torch.zeros((len(params), VOCAB_SIZE), dtype=torch.bool)
+    for row, one in zip(mask, params, strict=True):
+        if one.allowed_token_ids:
+            row.fill_(True)
+            row[one.allowed_token_ids] = False
     return mask
 
 
-def choose(
-    logits: torch.Tensor,
-    allowed: torch.Tensor,
-    params: SamplingParams,
-    *,
-    request_id: str,
-    generated: int,
-) -> int:
-    """Next token id from integer logits ``[vocab]``.
-
-    ``generated`` counts tokens produced so far: with the request's seed (or its id) it fixes
-    the random number, so a preempted and resumed request samples the same tokens again.
-    """
-    masked = logits.masked_fill(~allowed, float("-inf"))
-    if generated < params.min_tokens:
-        masked[EOS_TOKEN_ID] = float("-inf")
-    if params.temperature < 1e-5:
-        return int((masked == masked.max()).nonzero()[0, 0])
-    values = masked.double().numpy() * (_LOGIT_SCALE / params.temperature)
-    order = np.argsort(-values, kind="stable")
-    probabilities = np.exp(values[order] - values[order[0]])
-    probabilities /= probabilities.sum()
-    keep = np.cumsum(probabilities) - probabilities < params.top_p
-    if params.top_k > 0:
-        keep[params.top_k :] = False
-    keep[0] = True
-    probabilities = np.where(keep, probabilities, 0.0)
-    entropy = list((str(params.seed) if params.seed is not None else request_id).encode())
-    rng = np.random.Generator(np.random.PCG64([generated, *entropy]))
-    return int(order[rng.choice(len(order), p=probabilities / probabilities.sum())])
-
-
-@dataclass
-class DraftCounts:
-    """Drafts since the engine started."""
-
-    proposed: int = 0
-    accepted: int = 0
-
-    def count(self, proposed: int, accepted: int) -> None:
-        self.proposed += proposed
-        self.accepted += accepted
-
-
-def verify(
-    logits: Sequence[torch.Tensor],
-    drafts: Sequence[int],
-    allowed: torch.Tensor,
-    params: SamplingParams,
-    *,
-    request_id: str,
-    generated: int,
-) -> list[int]:
-    """The tokens of one request's step: the accepted drafts and one more.
-
-    ``logits`` ``[vocab]`` of the last certain token and of each draft; the rest as in
-    ``sampler.choose``.
-    """
-    tokens: list[int] = []
-    for index, row in enumerate(logits):
-        token = choose(row, allowed, params, request_id=request_id, generated=generated + index)
-        tokens.append(token)
-        if index == len(drafts) or drafts[index] != token:
-            break
-    return tokens
-
-
-LONGEST_MATCH = 3
-
-
-class Draft(Protocol):
-    """Any source of drafts; it changes how fast tokens come, never which."""
-
-    def propose(self, requests: Sequence[RequestState]) -> list[list[int]]:
-        """Tokens that may follow each request's last, in order; empty for none."""
-
-
-@dataclass
-class _Index:
-    """Where each run of at most ``LONGEST_MATCH`` tokens was last followed by another."""
-
-    owner: RequestState
-    indexed: int = 0
-    follows: dict[tuple[int, ...], int] = field(default_factory=dict)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        for end in range(self.indexed + 1, len(tokens)):
-            for length in range(1, min(LONGEST_MATCH, end) + 1):
-                self.follows[tuple(tokens[end - length : end])] = end
-        self.indexed = max(self.indexed, len(tokens) - 1)
-
-
-class NgramDraft:
-    """The continuation of the latest longest match, up to ``count`` tokens."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._indexes: dict[int, _Index] = {}
-
-    def propose(self, requests: Sequence[RequestState]) -> list[list[int]]:
-        return [self._propose(request) for request in requests]
-
-    def _propose(self, request: RequestState) -> list[int]:
-        index = self._indexes.get(request.row)
-        if index is None or index.owner is not request:
-            index = self._indexes[request.row] = _Index(request)
-        tokens = request.tokens
-        index.extend(tokens)
-        for length in range(min(LONGEST_MATCH, len(tokens)), 0, -1):
-            start = index.follows.get(tuple(tokens[-length:]))
-            if start is not None:
-                return tokens[start : start + self._count]
-        return []
+def _processors(rows: Sequence[_Row]) -> LogitsProcessors:
+    """vLLM's own for ``min_tokens``, ``logit_bias`` and ``min_p``, made for these rows."""
+    if not any(
+        row.params.min_p or row.params.logit_bias or row.at < row.params.min_tokens for row in rows
+    ):
+        return LogitsProcessors()
+    config: Any = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=len(rows)))
+    update = BatchUpdate(
+        batch_size=len(rows),
+        removed=(),
+        added=[(at, row.params, None, row.output()) for at, row in enumerate(rows)],
+        moved=(),
+    )
+    made = (
+        MinTokensLogitsProcessor(config, _CPU, False),
+        LogitBiasLogitsProcessor(config, _CPU, False),
+        MinPLogitsProcessor(config, _CPU, False),
+    )
+    for processor in made:
+        processor.update_state(update)
+    return LogitsProcessors(made)

@@ -14,8 +14,8 @@ from typing import Any
 from vllm.config import HiSparseConfig, KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from hisparsed.engine.reference.drafts import LONGEST_MATCH
 from hisparsed.engine.reference.handoff.worker import HandoffOptions
-from hisparsed.engine.reference.sampling import LONGEST_MATCH
 from hisparsed.engine.scratch import scratch_block_count
 
 EXECUTOR = "hisparsed.engine.reference.executor.ReferenceExecutor"

@@ -96,7 +96,7 @@ async def _launch(node: Node, settled: Settled, folder: Path, stop: asyncio.Even
         folder.mkdir(parents=True, exist_ok=True)
         config, most = values.config, values.max_multiplier
         require_startable(config, node.kind, max_multiplier=most)
-        frontend = frontend_arguments(config)
+        frontend = frontend_arguments(config, node.kind)
         handle = launch_engine(
             config,
             node.kind,

@@ -8,6 +8,7 @@ _IN_PROCESS = ("engine.in_process_executor",)
 _NODES = ("engine.reference.executor", "engine.simulated.executor")
 _EXECUTORS = (*_IN_PROCESS, *_NODES)
 _BREAKS = "the reference and simulated nodes do not start"
+_SAMPLING = "the reference node does not run"
 
 TOUCHED = (
     Touch(
@@ -94,6 +95,95 @@ TOUCHED = (
         uses=(
             *calls("", 0, "req_ids", "req_id_to_index", "sampled_token_ids", "kv_connector_output"),
             *calls("with_kv_conn_output_only", 1),
+            *fields("logprobs", "prompt_logprobs_dict"),
+        ),
+    ),
+    Touch(
+        "vllm.v1.sample.sampler:Sampler",
+        by=("engine.reference.sampling",),
+        why="chooses tokens and gives their log probabilities",
+        breaks=_SAMPLING,
+        uses=(*calls("compute_logprobs", 1), *calls("gather_logprobs", 3)),
+    ),
+    Touch(
+        "vllm.v1.sample.metadata:SamplingMetadata",
+        by=("engine.reference.sampling",),
+        why="what each row of a step asks of the sampler",
+        breaks=_SAMPLING,
+        uses=calls(
+            "",
+            0,
+            "temperature",
+            "all_greedy",
+            "all_random",
+            "top_p",
+            "top_k",
+            "generators",
+            "max_num_logprobs",
+            "no_penalties",
+            "prompt_token_ids",
+            "frequency_penalties",
+            "presence_penalties",
+            "repetition_penalties",
+            "output_token_ids",
+            "allowed_token_ids_mask",
+            "bad_words_token_ids",
+            "logitsprocs",
+        ),
+    ),
+    Touch(
+        "vllm.v1.sample.logits_processor.state:LogitsProcessors",
+        by=("engine.reference.sampling",),
+        why="processors in the order that the sampler calls them",
+        breaks=_SAMPLING,
+        uses=calls("", 1),
+    ),
+    Touch(
+        "vllm.v1.sample.logits_processor.interface:BatchUpdate",
+        by=("engine.reference.sampling",),
+        why="tells the processors of the rows of a step",
+        breaks=_SAMPLING,
+        uses=calls("", 0, "batch_size", "removed", "added", "moved"),
+    ),
+    *(
+        Touch(
+            f"vllm.v1.sample.logits_processor.builtin:{name}",
+            by=("engine.reference.sampling",),
+            why=f"honours {what}",
+            breaks=_SAMPLING,
+            uses=(*calls("", 3), *calls("update_state", 1)),
+        )
+        for name, what in (
+            ("MinTokensLogitsProcessor", "min_tokens"),
+            ("LogitBiasLogitsProcessor", "logit_bias"),
+            ("MinPLogitsProcessor", "min_p"),
+        )
+    ),
+    Touch(
+        "vllm.v1.core.sched.output:GrammarOutput",
+        by=("engine.reference.grammar",),
+        why="the tokens that a grammar allows",
+        breaks="structured outputs and tools do not work on the reference node",
+        uses=reads("structured_output_request_ids", "grammar_bitmask"),
+    ),
+    Touch(
+        "vllm.v1.outputs:LogprobsTensors",
+        by=("engine.reference.sampling", "engine.reference.executor"),
+        why="log probabilities as the sampler makes them",
+        breaks=_SAMPLING,
+        uses=(
+            *reads("logprob_token_ids", "logprobs", "selected_token_ranks"),
+            *calls("empty_cpu", 2),
+        ),
+    ),
+    Touch(
+        "vllm.v1.outputs:LogprobsLists",
+        by=("engine.reference.sampling", "engine.reference.executor"),
+        why="log probabilities of a step, for vLLM's scheduler",
+        breaks=_SAMPLING,
+        uses=(
+            *calls("", 4),
+            *reads("logprob_token_ids", "logprobs", "sampled_token_ranks"),
         ),
     ),
     Touch(

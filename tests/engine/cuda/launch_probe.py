@@ -213,7 +213,7 @@ def tiny_facts(folder: Path) -> dict[str, Any]:
 
 def frontend_facts(profile: Path) -> dict[str, Any]:
     """What the profile says of vLLM's OpenAI application, as this vLLM takes it."""
-    found = frontend_arguments(load_node_config(profile, memory_bytes=2**50).value)
+    found = frontend_arguments(load_node_config(profile, memory_bytes=2**50).value, "cuda")
     return {
         "tool_call_parser": found.tool_call_parser,
         "enable_auto_tool_choice": found.enable_auto_tool_choice,
