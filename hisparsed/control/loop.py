@@ -10,9 +10,14 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from hisparsed.control.events import Broadcast, EventRecorder
+from hisparsed.control.holds import Holds
+from hisparsed.control.journal.journal import Journal
 from hisparsed.control.journal.records import Applied, TickRecord
+from hisparsed.control.live_policy import PolicySource
+from hisparsed.control.metrics.collector import ControlMetrics
 from hisparsed.control.observe import (
     bounded_levers,
     confirm,
@@ -21,10 +26,9 @@ from hisparsed.control.observe import (
     observe,
 )
 from hisparsed.control.operator import record_advance, record_dropped
-from hisparsed.control.plane import ControlPlane
 from hisparsed.control.policy_in_force import PolicyJournal
-from hisparsed.control.state_files import Targets, with_kept_targets
-from hisparsed.control.status.current import TickOutcome
+from hisparsed.control.state_files import TargetFile, Targets, with_kept_targets
+from hisparsed.control.status.current import CurrentStatus, TickOutcome
 from hisparsed.control.watch import LedgerGuard
 from hisparsed.engine.messages import ApplyResult
 from hisparsed.engine.port import EngineGone, EnginePort, ServingCounters
@@ -40,6 +44,26 @@ from hisparsed.policy.signals import AdmissionRules, EngineReport, Lever, PoolGe
 log = logging.getLogger("hisparsed.control")
 
 _SAY_LATE_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """What every control loop of one daemon works with; made once, it outlives engines.
+
+    ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds.
+    """
+
+    source: PolicySource
+    holds: Holds
+    journal: Journal
+    broadcast: Broadcast
+    recorder: EventRecorder
+    status: CurrentStatus
+    metrics: ControlMetrics
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+    targets: TargetFile | None = None
+    """Keeps what is in force over a restart; ``None`` where nothing is kept."""
 
 
 class ControlLoop:

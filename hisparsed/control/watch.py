@@ -16,7 +16,7 @@ from hisparsed.control.events import EventRecorder
 from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal
 from hisparsed.control.status.current import TickOutcome
-from hisparsed.engine.gpus import GpuCard, GpusStatus
+from hisparsed.engine.cuda.nvml import GpuCard, GpusStatus
 from hisparsed.engine.port import EngineGone, EnginePort
 from hisparsed.policy.decisions import EngineCommand
 from hisparsed.policy.events import EventKind

@@ -31,9 +31,9 @@ from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal, JournalWriter
 from hisparsed.control.journal.store import Retention
 from hisparsed.control.live_policy import PolicySource
+from hisparsed.control.loop import ControlPlane
 from hisparsed.control.metrics.collector import ControlMetrics
 from hisparsed.control.operator import Operator, restore_overrides
-from hisparsed.control.plane import ControlPlane
 from hisparsed.control.state_files import TargetFile
 from hisparsed.control.status.current import CurrentStatus, OnTick, StatusSources
 from hisparsed.control.status.document import CanaryStatus, NodeInfo

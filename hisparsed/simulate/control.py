@@ -20,9 +20,8 @@ from hisparsed.control.events import Broadcast, EventRecorder
 from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal, JournalWriter
 from hisparsed.control.live_policy import PolicySource
-from hisparsed.control.loop import ControlLoop
+from hisparsed.control.loop import ControlLoop, ControlPlane
 from hisparsed.control.metrics.collector import ControlMetrics
-from hisparsed.control.plane import ControlPlane
 from hisparsed.control.status.current import CurrentStatus, StatusSources, TickOutcome
 from hisparsed.control.status.document import NodeInfo
 from hisparsed.engine.simulated.node import SimulatedNode

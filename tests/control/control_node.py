@@ -13,10 +13,9 @@ from hisparsed.control.events import Broadcast, EventRecorder
 from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal, JournalWriter
 from hisparsed.control.live_policy import PolicySource
-from hisparsed.control.loop import ControlLoop
+from hisparsed.control.loop import ControlLoop, ControlPlane
 from hisparsed.control.metrics.collector import ControlMetrics
 from hisparsed.control.operator import Operator
-from hisparsed.control.plane import ControlPlane
 from hisparsed.control.state_files import TargetFile
 from hisparsed.control.status.current import CurrentStatus, OnTick, StatusSources
 from hisparsed.control.status.document import (
@@ -27,7 +26,7 @@ from hisparsed.control.status.document import (
     Lifecycle,
     NodeInfo,
 )
-from hisparsed.engine.gpus import GpusStatus
+from hisparsed.engine.cuda.nvml import GpusStatus
 from hisparsed.engine.kernel_choice import KernelsStatus
 from hisparsed.engine.messages import ApplyResult
 from hisparsed.engine.port import ServingCounters

@@ -11,7 +11,7 @@ from prometheus_client import generate_latest
 from hisparsed.control.journal.store import FILE_NAME
 from hisparsed.control.text.status import status_page
 from hisparsed.control.watch import FREE_S, HELD_S, GpuEvents, StateWatch
-from hisparsed.engine.gpus import GpuCard, GpusStatus
+from hisparsed.engine.cuda.nvml import GpuCard, GpusStatus
 from hisparsed.engine.port import EngineGone
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.events import EventKind

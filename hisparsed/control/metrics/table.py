@@ -30,8 +30,7 @@ from hisparsed.control.metrics.readings import (
     step_cpu,
 )
 from hisparsed.control.status.document import Status
-from hisparsed.engine.cuda.nvml import SLOW_REASONS
-from hisparsed.engine.gpus import GpuCard
+from hisparsed.engine.cuda.nvml import SLOW_REASONS, GpuCard
 
 WATCH_METRICS: tuple[Metric, ...] = (
     Metric(

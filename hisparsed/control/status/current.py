@@ -30,7 +30,7 @@ from hisparsed.control.status.document import (
     ScheduleStatus,
     Status,
 )
-from hisparsed.engine.gpus import GpusStatus
+from hisparsed.engine.cuda.nvml import GpusStatus
 from hisparsed.engine.kernel_choice import KernelsStatus
 from hisparsed.policy.decisions import Decision, Reason, effective_text
 from hisparsed.policy.derived import derive

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict
 
 from hisparsed.control.journal.records import EventView
-from hisparsed.engine.gpus import GpusStatus
+from hisparsed.engine.cuda.nvml import GpusStatus
 from hisparsed.engine.kernel_choice import KernelsStatus
 from hisparsed.engine.messages import Residency
 from hisparsed.policy.decisions import Reason

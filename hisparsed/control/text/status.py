@@ -21,7 +21,7 @@ from hisparsed.control.status.document import (
     PolicyStatus,
     Status,
 )
-from hisparsed.engine.gpus import GpusStatus
+from hisparsed.engine.cuda.nvml import GpusStatus
 from hisparsed.engine.kernel_choice import KernelsStatus
 from hisparsed.policy.derived import Derived, PoolFigures, PoolsMemory
 from hisparsed.policy.schedules import Scalar

@@ -1,7 +1,8 @@
 """GPU readings from NVML, and the thread that takes one every second.
 
 A reading has memory, PCIe traffic, load, the reasons for low clocks, and whether the GPU is
-lost. Reading raises nothing: what cannot be read is ``None`` and is logged once.
+lost. Reading raises nothing: what cannot be read is ``None`` and is logged once. ``GpusStatus`` is
+what the status document shows of it.
 
 NVML can hang for minutes while another process pins memory, so nobody waits for it. ``GpuWatch``
 reads in a daemon thread of its own and keeps the last reading with its age: a reading that does
@@ -16,7 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hisparsed.engine.gpus import GpuCard, GpusStatus
+from pydantic import BaseModel, ConfigDict
+
 from hisparsed.logs.event_ids import GPU_UNREADABLE
 
 log = logging.getLogger("hisparsed.gpu")
@@ -40,6 +42,37 @@ LANE_BYTES_PER_S: Mapping[int, float] = {
 """By PCIe generation: transfers a second on one lane, less what its line coding takes."""
 _KB = 1000
 """NVML gives PCIe traffic in KB a second."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GpuCard(_Part):
+    """``index`` is NVML's; ratios are 0 to 1, traffic is bytes a second over 20 ms."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    utilization: float | None
+    pcie_rx_bytes_per_s: float | None
+    """Into the GPU."""
+    pcie_tx_bytes_per_s: float | None
+    pcie_link_bytes_per_s: float | None = None
+    """What the link carries one way, before packet headers."""
+    slowed_by: list[str] | None
+    """Why its clocks are held down: power-cap, hardware-slowdown, thermal-software,
+    thermal-hardware, power-brake; empty at full speed."""
+    lost: bool
+    """It fell off the bus or needs a reset."""
+
+
+class GpusStatus(_Part):
+    age_s: float
+    """Of the reading; it grows while NVML does not answer."""
+    cards: list[GpuCard]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,16 +328,4 @@ class GpuWatch:
 
 
 def _card(gpu: GpuReading) -> GpuCard:
-    return GpuCard(
-        index=gpu.index,
-        name=gpu.name,
-        uuid=gpu.uuid,
-        memory_used_bytes=gpu.memory_used_bytes,
-        memory_total_bytes=gpu.memory_total_bytes,
-        utilization=gpu.utilization,
-        pcie_rx_bytes_per_s=gpu.pcie_rx_bytes_per_s,
-        pcie_tx_bytes_per_s=gpu.pcie_tx_bytes_per_s,
-        pcie_link_bytes_per_s=gpu.pcie_link_bytes_per_s,
-        slowed_by=None if gpu.slowed_by is None else list(gpu.slowed_by),
-        lost=gpu.lost,
-    )
+    return GpuCard.model_validate({name: getattr(gpu, name) for name in GpuCard.model_fields})

@@ -18,7 +18,7 @@ from hisparsed.control.status.document import (
     EngineStatus,
     Lifecycle,
 )
-from hisparsed.engine.gpus import GpuCard, GpusStatus
+from hisparsed.engine.cuda.nvml import GpuCard, GpusStatus
 from hisparsed.engine.kernel_choice import KernelReason, KernelsStatus
 from hisparsed.policy.signals import Lever, SampledRows
 from tests.bench.metrics_docs import metrics_document

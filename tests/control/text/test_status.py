@@ -15,7 +15,7 @@ from hisparsed.cli.app import app
 from hisparsed.control.status.document import Lifecycle, Status
 from hisparsed.control.text.policy import figures_text
 from hisparsed.control.text.status import bar, clock_text, status_page
-from hisparsed.engine.gpus import GpuCard, GpusStatus
+from hisparsed.engine.cuda.nvml import GpuCard, GpusStatus
 from hisparsed.engine.kernel_choice import KernelReason, KernelsStatus
 from hisparsed.engine.port import ServingCounters
 from hisparsed.errors import UserError
