@@ -6,11 +6,8 @@ They must pass without a mistake first. Exit code 1 when a mutant survived, 2 wh
 import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from mutation import WITHOUT_ENGINE, Mutant, copy_with, failures, mutants, node_ids
+from tests.mutants.mutation import WITHOUT_ENGINE, Mutant, copy_with, failures, mutants, node_ids
 
 
 def main() -> int:

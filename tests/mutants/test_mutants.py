@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from mutation import Mutant, mutants, node_ids, place_of
+
+from tests.mutants.mutation import Mutant, mutants, node_ids, place_of
 
 EVERY = pytest.mark.parametrize("mutant", mutants(), ids=lambda mutant: mutant.name)
 
