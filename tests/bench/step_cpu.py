@@ -163,10 +163,10 @@ def _untouched(options: Any) -> Any:
     from hisparsed.engine.simulated import node as simulated
     from hisparsed.engine.simulated import vllm_config
 
-    def transfer_config(given: Any) -> Any:
-        config = own_transfer_config(given)
+    def transfer_config(options: vllm_config.SimulatedOptions) -> Any:
+        config = own_transfer_config(options)
         hisparse, offloading = config.kv_connector_extra_config["connectors"]
-        host_bytes = int(given.host_budget_bytes * given.scale)
+        host_bytes = int(options.host_budget_bytes * options.scale)
         pool_gib = host_bytes * (1 - OFFLOAD_SHARE) / 2**30
         hisparse["kv_connector_extra_config"]["host_pool_gib"] = pool_gib
         offloading["kv_connector_extra_config"] |= {
@@ -191,7 +191,7 @@ def _untouched(options: Any) -> Any:
 
     def share(request_id: str) -> float:
         row = resident.get_residency_row(request_id)
-        return 1.0 - sum(block.is_null for block in row) / max(1, len(row))
+        return 1.0 - float(sum(block.is_null for block in row)) / max(1, len(row))
 
     node._executor._work._residency.resident_share = share
     return node
