@@ -46,12 +46,14 @@ endif
 # Sources of vLLM's CUDA wheels, for the contract tests; kept between runs.
 VLLM_TREES := build/vllm
 
-.PHONY: help run test test-long standin lint contract bench study gpu snapshots compatibility setup setup-run lock audit clean
+.PHONY: help run test test-long fuzz crash standin lint contract bench study gpu snapshots compatibility setup setup-run lock audit clean
 
 help:
 	@echo "make run     start the demo: a real node on this machine, a real trace, the policy at work"
 	@echo "make test    lint, types, import contracts and all tests"
 	@echo "make test-long   the tests with many examples, after \`make test\`"
+	@echo "make fuzz    10,000 mutated documents and calls: ARGS=\"--documents 500 --seed 2\""
+	@echo "make crash   200 kills at random moments, an hour: ARGS=\"--kills 20 --seed 2\""
 	@echo "make standin the CUDA node on stand-in cards, two ranks of vLLM's own worker on CPU memory"
 	@echo "make lint    only what needs no test run"
 	@echo "make contract  tests against the sources of vLLM's CUDA wheels, which it fetches"
@@ -68,6 +70,12 @@ run: setup-run
 
 test: lint
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+fuzz: setup
+	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+crash: setup
+	@$(BIN)/python -m tests.crash $(ARGS)
 
 test-long: setup
 	@$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile $(ARGS)

@@ -58,6 +58,19 @@ _WORDED: Final = (
         "%s were cut off; their clients got an error.",
     ),
     LogEvent(
+        "bookkeeping-not-known",
+        "warning",
+        "the same schedules, computed slower",
+        "This vLLM's bookkeeping of pages is not one that hisparsed knows; it stays in force. Steps "
+        "take several times the CPU time.",
+    ),
+    LogEvent(
+        "orphans-ended",
+        "warning",
+        "a daemon was killed while its engine was stopped or stuck; its memory is free now",
+        "Ended processes of an engine whose daemon was killed: %s.",
+    ),
+    LogEvent(
         "processes-left",
         "warning",
         "the kernel has not taken their memory back; the next start may find too little",

@@ -31,6 +31,7 @@ from hisparsed.control.watch import report_gpus
 from hisparsed.engine.environment import set_process_start
 from hisparsed.errors import EXIT_ENGINE_GONE, UserError
 from hisparsed.logs.event_ids import NODE_KIND
+from hisparsed.node.engine.processes import STATE_ENV, end_orphans
 from hisparsed.node.engine.records import EngineRecord
 from hisparsed.node.engine.start import StoppedWhileStarting, start_session
 from hisparsed.node.engine.supervision import Outcome
@@ -103,6 +104,7 @@ def run_node(
             raise
     with contextlib.ExitStack() as held:
         held.enter_context(state_dir_held(config.state_dir))
+        _begin_alone(config.state_dir)
         folder = held.enter_context(runtime_folder(config.state_dir))
         api_socket = bind_tcp(config.api.host, config.api.port, key="api.port")
         held.callback(api_socket.close)
@@ -131,6 +133,14 @@ def run_node(
         except StoppedWhileStarting:
             log.info("Stopped while starting.")
             return EXIT_STOPPED
+
+
+def _begin_alone(state_dir: Path) -> None:
+    """Call with the lock on ``state_dir`` held: what a killed daemon left running ends."""
+    os.environ[STATE_ENV] = str(state_dir)
+    ended = end_orphans(state_dir)
+    if ended:
+        log.warning("Ended processes of an engine whose daemon was killed: %s.", ended)
 
 
 @contextlib.contextmanager

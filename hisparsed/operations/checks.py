@@ -245,6 +245,21 @@ def dead_daemon(q: Examination) -> Iterator[Finding]:
         what = f"{q.machine.dead_folder} is of a daemon that was killed"
         why = "its sockets are nobody's any more; the next start removes it too"
         yield Finding("dead-daemon", Severity.NOTE, what, why, "hisparsed doctor --fix")
+    if q.machine.dead_socket is not None:
+        what = f"{q.machine.dead_socket} is the control socket of a daemon that was killed"
+        why = "nobody answers on it; the next start removes it too"
+        yield Finding("dead-daemon", Severity.NOTE, what, why, "hisparsed doctor --fix")
+
+
+def orphans(q: Examination) -> Iterator[Finding]:
+    for one in q.machine.orphans:
+        yield Finding(
+            "orphans",
+            Severity.WARNING,
+            f"{one.pid} ({one.name}) is a process of an engine whose daemon was killed",
+            "it holds the memory of its pools; the next start ends it too",
+            "hisparsed doctor --fix",
+        )
 
 
 def memlock(q: Examination) -> Iterator[Finding]:
@@ -466,6 +481,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "shared-memory": (shared_memory, "shared memory is large enough"),
     "leaked-memory": (leaked_memory, "no memory of dead engines"),
     "dead-daemon": (dead_daemon, "nothing left of dead daemons"),
+    "orphans": (orphans, "no engine without a daemon"),
     "memlock": (memlock, "the host budget may be locked"),
     "kernel": (kernel, "no known fault of this kernel"),
     "driver": (driver, "no known fault of this driver"),

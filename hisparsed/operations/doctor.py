@@ -22,9 +22,17 @@ from hisparsed.engine.cuda import launch
 from hisparsed.engine.reference import launch as reference
 from hisparsed.errors import UserError
 from hisparsed.node import startable
+from hisparsed.node.engine.processes import end_orphans
 from hisparsed.operations.checks import WHILE_RUNNING, Examination, Finding, examine
 from hisparsed.operations.known_faults import load_known_faults
-from hisparsed.operations.machine import Machine, look_again, read_machine, remove_folder, sweep
+from hisparsed.operations.machine import (
+    Machine,
+    look_again,
+    read_machine,
+    remove_folder,
+    remove_socket,
+    sweep,
+)
 from hisparsed.policy.document import ConfigError, load_document
 from hisparsed.policy.schema import Policy
 
@@ -81,7 +89,9 @@ def visit(document: Path, probe: GpuProbe, *, fix: bool) -> Visit:
         kind_problem=problem,
     )
     findings = examine(question)
-    return Visit(f"{kind} node of {document}", put_right(findings, machine) if fix else findings)
+    return Visit(
+        f"{kind} node of {document}", put_right(findings, machine, config) if fix else findings
+    )
 
 
 def _kind(config: NodeConfig, probe: GpuProbe) -> tuple[NodeKind, str | None]:
@@ -95,25 +105,29 @@ def _kind(config: NodeConfig, probe: GpuProbe) -> tuple[NodeKind, str | None]:
         return "cuda", str(error)
 
 
-def put_right(findings: Sequence[Finding], machine: Machine) -> list[Finding]:
+def put_right(findings: Sequence[Finding], machine: Machine, config: NodeConfig) -> list[Finding]:
     """Remove what dead engines and daemons left; the findings, with what was put right marked."""
-    gone = {str(file.path) for file in machine.offload_files if file.held is False and sweep(file)}
+    ended = end_orphans(config.state_dir) if machine.orphans else []
+    gone = {str(pid) for pid in ended}
+    gone |= {str(file.path) for file in machine.offload_files if file.held is False and sweep(file)}
     if machine.dead_folder is not None and remove_folder(machine.dead_folder):
         gone.add(str(machine.dead_folder))
+    if machine.dead_socket is not None and remove_socket(machine.dead_socket):
+        gone.add(str(machine.dead_socket))
     return [
         replace(one, fixed=True) if one.check in _FIXABLE and _path_of(one) in gone else one
         for one in findings
     ]
 
 
-_FIXABLE = ("leaked-memory", "dead-daemon")
+_FIXABLE = ("leaked-memory", "dead-daemon", "orphans")
 
 
 def _path_of(finding: Finding) -> str:
     return finding.what.partition(" ")[0]
 
 
-_BEFORE_START_ONLY = ("ports", "daemon", "dead-daemon")
+_BEFORE_START_ONLY = ("ports", "daemon", "dead-daemon", "orphans")
 """Said of a machine that the node has not taken yet; a node that runs has answered them."""
 
 

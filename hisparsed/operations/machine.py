@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from hisparsed.config.machine import available_memory_bytes, machine_memory_bytes
 from hisparsed.config.node import NodeConfig
 from hisparsed.control.api.socket import is_live
@@ -29,7 +31,7 @@ from hisparsed.engine.cuda.nvml import GpuReader, GpuReading, nvidia_library
 from hisparsed.engine.cuda.proof.kept import KeptProofs
 from hisparsed.engine.cuda.proof.question import Proof
 from hisparsed.errors import UserError
-from hisparsed.node.engine.processes import is_held, remove_unheld
+from hisparsed.node.engine.processes import is_held, orphans, remove_unheld
 from hisparsed.node.resources import bind_tcp, noted_folder, state_lock
 
 OFFLOAD_FILES = "vllm_offload_*"
@@ -93,6 +95,12 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Orphan:
+    pid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """Bytes throughout; ``None`` where the machine does not say."""
 
@@ -125,6 +133,10 @@ class Machine:
     """The runtime folder of a daemon that was killed."""
     vllm: str | None
     """Version of the vLLM that would be imported."""
+    dead_socket: Path | None = None
+    """The control socket of a daemon that was killed."""
+    orphans: tuple[Orphan, ...] = ()
+    """Processes of engines whose daemon was killed."""
     journal_bytes: int = 0
     """What the journal takes of the disk already."""
     huge_reserved_bytes: int = 0
@@ -166,6 +178,8 @@ def read_machine(config: NodeConfig) -> Machine:
         state_trouble=state_trouble,
         dead_folder=noted_folder(config.state_dir) if lock_free else None,
         vllm=installed_vllm(),
+        dead_socket=_dead_socket(config.control_socket) if lock_free else None,
+        orphans=tuple(_orphans(config.state_dir)) if lock_free else (),
         journal_bytes=_journal_bytes(config.state_dir),
         proofs=proofs,
         kernels_doubt=doubt,
@@ -228,6 +242,24 @@ def _numa_free() -> Iterator[int]:
         match = re.search(r"MemFree:\s+(\d+) kB", path.read_text())
         if match:
             yield int(match[1]) * 1024
+
+
+def _dead_socket(path: Path) -> Path | None:
+    return path if path.is_socket() and not is_live(path) else None
+
+
+def remove_socket(path: Path) -> bool:
+    """Remove a socket on which nobody listens; says whether it is gone. Looks again before."""
+    if _dead_socket(path) is not None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return not path.exists()
+
+
+def _orphans(state_dir: Path) -> Iterator[Orphan]:
+    for process in orphans(state_dir):
+        with contextlib.suppress(psutil.Error):
+            yield Orphan(process.pid, process.name())
 
 
 def reserved_huge_pages(pools: Path) -> tuple[int, int]:

@@ -42,9 +42,9 @@ def to_group(number: signal.Signals) -> Callable[[ServeProcess], None]:
     ("end", "changes", "outcome"),
     [
         (to_group(signal.SIGTERM), {}, WHOLE),
-        (to_group(signal.SIGINT), {}, WHOLE),
+        pytest.param(to_group(signal.SIGINT), {}, WHOLE, marks=pytest.mark.long),
         (to_daemon, SHORT, ERROR),
-        (to_daemon_twice, {}, ERROR),
+        pytest.param(to_daemon_twice, {}, ERROR, marks=pytest.mark.long),
     ],
     ids=["SIGTERM to the group", "SIGINT to the group", "drain is over", "second SIGTERM"],
 )
@@ -107,11 +107,11 @@ def restart(drain_s: float) -> Callable[[ServeProcess], None]:
     ("end", "outcome"),
     [
         (restart(60), WHOLE),
-        (restart(0), ERROR),
+        pytest.param(restart(0), ERROR, marks=pytest.mark.long),
         (to_engine(signal.SIGTERM), ERROR),
-        (to_engine(signal.SIGINT), ERROR),
-        (to_engine(signal.SIGKILL), ERROR),
-        (to_engine(signal.SIGSTOP), ERROR),
+        pytest.param(to_engine(signal.SIGINT), ERROR, marks=pytest.mark.long),
+        pytest.param(to_engine(signal.SIGKILL), ERROR, marks=pytest.mark.long),
+        pytest.param(to_engine(signal.SIGSTOP), ERROR, marks=pytest.mark.long),
     ],
     ids=["restart", "restart at once", "SIGTERM", "SIGINT", "SIGKILL", "hang"],
 )

@@ -18,7 +18,7 @@ from hisparsed.operations.checks import (
     findings_document,
     findings_text,
 )
-from hisparsed.operations.machine import Gpu, ShmFile
+from hisparsed.operations.machine import Gpu, Orphan, ShmFile
 
 GIB = 2**30
 LEAK = Path("/dev/shm/vllm_offload_hisparse_a_dp0.mmap")  # noqa: S108 (only a name)
@@ -83,6 +83,8 @@ def test_a_sound_machine_has_every_check_and_nothing_to_say(ask: Any) -> None:
         ({"clock_kept": False}, {"clock": Severity.NOTE}),
         ({"clock_kept": None}, {}),
         ({"dead_folder": Path("/tmp/hisparsed-run-a")}, {"dead-daemon": Severity.NOTE}),  # noqa: S108
+        ({"dead_socket": Path("/run/control.sock")}, {"dead-daemon": Severity.NOTE}),
+        ({"orphans": (Orphan(7, "VLLM::EngineCore"),)}, {"orphans": Severity.WARNING}),
         ({"offload_files": (ShmFile(LEAK, GIB, True),)}, {}),
         ({"offload_files": (ShmFile(LEAK, GIB, False),)}, {"leaked-memory": Severity.WARNING}),
         ({"offload_files": (ShmFile(LEAK, GIB, None),)}, {"leaked-memory": Severity.WARNING}),

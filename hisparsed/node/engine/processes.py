@@ -23,6 +23,8 @@ from pathlib import Path
 
 import psutil
 
+from hisparsed.engine.plugin import LAUNCHED_ENV
+
 log = logging.getLogger("hisparsed.daemon")
 
 
@@ -77,6 +79,9 @@ def _only_holder(number: int) -> Iterator[bool | None]:
     fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
+STATE_ENV = "HISPARSED_STATE_DIR"
+"""The state folder of the daemon, for the processes that it starts."""
+_ORPHANS_S = 10.0
 _LOOK_EVERY_S = 0.05
 _SHM = "/dev/shm/"  # noqa: S108 (where the kernel keeps shared memory)
 
@@ -175,6 +180,32 @@ class ProcessesSince:
         pids = [pid for pid in (*self._roots, *(one.pid for one in others)) if pid is not None]
         self._shared = self._shared.union(*map(_shared_memory, pids))
         return EngineProcesses(tuple(self._roots.values()), tuple(self._others), self._shared)
+
+
+def orphans(state_dir: Path) -> list[psutil.Process]:
+    """Processes of engines on ``state_dir``; no daemon may run there.
+
+    An engine ends with its daemon by itself, but for one that is stopped or stuck in the kernel.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            environ = process.environ()
+            ours = environ.get(LAUNCHED_ENV) == "1" and environ.get(STATE_ENV) == str(state_dir)
+            if ours and process.pid != os.getpid() and _holds_memory(process):
+                found.append(process)
+    return found
+
+
+def end_orphans(state_dir: Path) -> list[int]:
+    """Kill them and free what they shared; the ids of those that have ended. Blocks."""
+    found = orphans(state_dir)
+    shared = frozenset().union(*(_shared_memory(one.pid) for one in found))
+    left = EngineProcesses((), tuple(found), shared)
+    if found:
+        left.end_within(_ORPHANS_S, kill=True)
+        left.free()
+    return [one.pid for one in found if not _holds_memory(one)]
 
 
 def _holds_memory(process: psutil.Process) -> bool:

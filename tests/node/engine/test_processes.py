@@ -14,9 +14,12 @@ from uuid import uuid4
 import pytest
 
 from hisparsed.node.engine.processes import (
+    STATE_ENV,
     EngineProcesses,
     ProcessesSince,
+    end_orphans,
     exit_text,
+    orphans,
 )
 
 SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -122,3 +125,37 @@ def test_shared_memory_is_removed_once_nobody_holds_it(
 )
 def test_exit_codes_are_told_in_words(code: int | None, words: str) -> None:
     assert words in exit_text(code)
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process as a daemon on ``tmp_path`` starts one, that cannot end by itself."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "HISPARSED_ENGINE": "1", STATE_ENV: str(tmp_path)},
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_an_engine_process_without_its_daemon_is_found_and_ended(
+    tmp_path: Path, left: subprocess.Popen[bytes]
+) -> None:
+    assert [one.pid for one in orphans(tmp_path)] == [left.pid]
+    assert end_orphans(tmp_path) == [left.pid]
+    assert left.wait(10) == -signal.SIGKILL
+    assert orphans(tmp_path) == []
+    assert end_orphans(tmp_path) == []
+
+
+def test_an_engine_process_of_another_state_folder_is_left_alone(
+    tmp_path: Path, left: subprocess.Popen[bytes]
+) -> None:
+    assert orphans(tmp_path / "other") == []
+    assert end_orphans(tmp_path / "other") == []
+    assert left.poll() is None

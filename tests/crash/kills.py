@@ -1,0 +1,167 @@
+"""Random kills of one node after another: which process, in which phase, at which moment.
+
+Each is followed by the next start, or by `doctor --fix`; after either nothing of the node before
+may be left: no process, no socket, no folder, no shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "node"))
+
+from serve_process import NodeFiles, ServeProcess, hisparsed, until
+from streaming import COMPLETIONS, call
+
+from hisparsed.control.api.socket import is_live
+from hisparsed.node.engine.processes import is_held, orphans
+from hisparsed.operations.checks import EXIT_FATAL
+
+PHASES = ("start", "serve", "restart", "stop")
+VICTIMS = ("daemon", "engine", "both", "stopped engine")
+"""The last: the engine gets SIGSTOP, then the daemon is killed, so that the engine cannot end."""
+LONGEST_S = {"start": 12.0, "serve": 1.5, "restart": 10.0, "stop": 2.0}
+_SHM = Path("/dev/shm")  # noqa: S108 (the kernel's)
+_CACHES = "torchinductor"
+_GONE_S = 40.0
+
+
+class Crashes:
+    """``folder`` is for the node's files and its temporary ones; its name must be short."""
+
+    def __init__(self, folder: Path, rng: random.Random) -> None:
+        self._rng = rng
+        self._temporary = folder / "t"
+        self._temporary.mkdir()
+        self.files = NodeFiles(
+            folder / "n", supervision={"first_wait": "50ms"}, drain_timeout="500ms"
+        )
+        self._nodes: list[ServeProcess] = []
+
+    def kill(self) -> str:
+        """One kill; what it was, in words. Raises ``AssertionError`` for what is left."""
+        phase, victim = self._rng.choice(PHASES), self._rng.choice(VICTIMS)
+        after_s = self._rng.uniform(0, LONGEST_S[phase])
+        said = f"{victim} killed {after_s:.2f}s into {phase}"
+        before = set(_SHM.iterdir())
+        node = ServeProcess(self.files, TMPDIR=str(self._temporary))
+        self._nodes.append(node)
+        try:
+            with self._in_phase(node, phase):
+                time.sleep(after_s)
+                self._strike(node, victim)
+            self._ended(node)
+            self._swept(before)
+        except AssertionError as error:
+            raise AssertionError(f"{said}: {error}\n{node.log_end()}") from error
+        finally:
+            node.kill()
+            self._nodes.remove(node)
+        return said
+
+    @contextmanager
+    def _in_phase(self, node: ServeProcess, phase: str) -> Iterator[None]:
+        if phase == "start":
+            yield
+            return
+        node.wait_until_ready()
+        with self._open_call(node):
+            if phase == "restart":
+                with node.control_http() as control:
+                    control.post("/v1/engine/restart", json={"actor": "test", "drain_s": 0})
+            elif phase == "stop":
+                node.signal(signal.SIGTERM)
+            yield
+
+    @contextmanager
+    def _open_call(self, node: ServeProcess) -> Iterator[None]:
+        body = {**call("crash", 400), "stream": True}
+        asked = node.http.build_request("POST", COMPLETIONS, json=body)
+        response = node.http.send(asked, stream=True)
+        try:
+            next(response.iter_raw(), None)
+            yield
+        finally:
+            with contextlib.suppress(httpx.HTTPError):
+                response.close()
+
+    def _strike(self, node: ServeProcess, victim: str) -> None:
+        engines = [one for one in node.children() if "EngineCore" in _name(one)]
+        for engine in engines if victim != "daemon" else ():
+            number = signal.SIGSTOP if victim == "stopped engine" else signal.SIGKILL
+            with contextlib.suppress(psutil.Error):
+                engine.send_signal(number)
+        if victim != "engine":
+            with contextlib.suppress(ProcessLookupError):
+                node.signal(signal.SIGKILL)
+
+    def _ended(self, node: ServeProcess) -> None:
+        """By itself, or told to; the daemon first."""
+        if node.process.poll() is None:
+            node.signal(signal.SIGTERM)
+        node.wait(_GONE_S)
+        # What cannot end by itself is for the next start.
+        until(
+            "what can run has ended with its daemon",
+            lambda: all(_is_stopped(one) for one in node.session_members()),
+            timeout_s=_GONE_S,
+        )
+
+    def _swept(self, before: set[Path]) -> None:
+        """By `doctor --fix` or by the next start, which ends at once."""
+        if self._rng.random() < 0.5:
+            found = hisparsed("doctor", "--config", str(self.files.config_path), "--fix")
+            assert found.returncode != EXIT_FATAL, found.stdout
+        else:
+            after = ServeProcess(self.files, TMPDIR=str(self._temporary))
+            self._nodes.append(after)
+            until("it has begun", lambda: is_live(self.files.socket), timeout_s=_GONE_S)
+            assert after.end() == 0, after.log_end()
+            after.kill()
+            self._nodes.remove(after)
+        assert not [one.pid for one in orphans(self.files.state_dir)], "a process is left"
+        assert not self.files.socket.exists(), "the control socket is left"
+        left = [one.name for one in self._temporary.iterdir() if _CACHES not in one.name]
+        assert not left, f"temporary files are left: {left}"
+        assert not (self.files.state_dir / "runtime-folder").exists()
+        new = {one for one in _SHM.iterdir() if one not in before and _is_ours(one)}
+        assert not new, f"shared memory is left: {sorted(new)}"
+
+    def close(self) -> None:
+        """For a run that failed."""
+        for node in self._nodes:
+            node.kill()
+        for one in orphans(self.files.state_dir):
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+
+
+def _is_ours(path: Path) -> bool:
+    """Others use the folder meanwhile: what somebody holds, or another user made, is theirs."""
+    try:
+        return path.stat().st_uid == os.geteuid() and is_held(path) is False
+    except FileNotFoundError:
+        return False
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.status() == psutil.STATUS_STOPPED
+    return True
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.name()
+    return ""
