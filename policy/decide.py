@@ -20,6 +20,7 @@ from hisparsed.policy.decisions import Decision, EngineCommand, LeverDecision, P
 from hisparsed.policy.guards import stalled
 from hisparsed.policy.memory import Direction, Expectation, Memory, remember
 from hisparsed.policy.multiplier import propose_multiplier
+from hisparsed.policy.restart_size import propose_restart_size
 from hisparsed.policy.schema import Mode, Policy
 from hisparsed.policy.signals import AdmissionRules, Lever, Snapshot
 from hisparsed.policy.split import PROBING, propose_split, reserve_differs
@@ -41,7 +42,10 @@ def decide(policy: Policy, snapshot: Snapshot, memory: Memory) -> tuple[Decision
     stall = stalled(policy, snapshot, memory)
     admission_proposal, admission = propose_admission(policy, snapshot, memory)
     split_proposal, expected = propose_split(policy, snapshot, memory)
-    multiplier_proposal, leases = propose_multiplier(policy, snapshot, memory)
+    if snapshot.geometry.hot_live or snapshot.hot.counted:
+        multiplier_proposal, leases = propose_multiplier(policy, snapshot, memory)
+    else:
+        multiplier_proposal, leases = propose_restart_size(policy, snapshot, memory), None
     proposals = (
         split_proposal,
         multiplier_proposal,

@@ -102,6 +102,8 @@ class Ewma:
 QUEUE_SPAN_S = 300.0
 """Calls of agents take minutes, so a queue's pace shows over minutes only."""
 _QUEUE_SMOOTHING_S = 60.0
+SAMPLED_SPAN_S = 600.0
+"""vLLM samples its counters once in minutes."""
 
 
 class Direction(StrEnum):
@@ -159,7 +161,7 @@ class MoveHistory:
 @dataclass(frozen=True, slots=True)
 class Signals:
     """Windows; ``split`` ones span rebalance.window, ``shrink``, ``grow`` and ``release``
-    the window of that name, ``queue`` ones ``QUEUE_SPAN_S``."""
+    the window of that name, ``queue`` ones ``QUEUE_SPAN_S``, ``sampled`` ``SAMPLED_SPAN_S``."""
 
     split_in_use_blocks: Window = field(default_factory=Window)
     split_in_flight_chunks: Window = field(default_factory=Window)
@@ -184,6 +186,8 @@ class Signals:
     grow_loads_total: Window = field(default_factory=Window)
     grow_h2d_bytes_total: Window = field(default_factory=Window)
     grow_decode_seconds: Window = field(default_factory=Window)
+    sampled_bytes_total: Window = field(default_factory=Window)
+    """Of vLLM's own sampled counters; empty where there are none."""
     release_load: Window = field(default_factory=Window)
     queue_finished_total: Window = field(default_factory=Window)
     queue_waiting: Ewma = field(default_factory=Ewma)
@@ -313,6 +317,9 @@ def _signals(policy: Policy, snapshot: Snapshot, memory: Memory) -> Signals:
         grow_decode_seconds=Window()
         if progress is None or progress.decode_seconds_total is None
         else push(old.grow_decode_seconds, progress.decode_seconds_total, grow_s),
+        sampled_bytes_total=Window()
+        if snapshot.sampled_rows is None
+        else push(old.sampled_bytes_total, snapshot.sampled_rows.h2d_bytes_total, SAMPLED_SPAN_S),
         release_load=push(old.release_load, live_load(snapshot, reach_now(snapshot)), release_s),
         queue_finished_total=push(
             old.queue_finished_total, snapshot.requests.finished_total, QUEUE_SPAN_S
