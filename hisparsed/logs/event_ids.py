@@ -61,8 +61,8 @@ _WORDED: Final = (
         "bookkeeping-not-known",
         "warning",
         "the same schedules, computed slower",
-        "This vLLM's bookkeeping of pages is not one that hisparsed knows; it stays in force. Steps "
-        "take several times the CPU time.",
+        "This vLLM's bookkeeping of pages is not one that hisparsed knows; it stays in force. "
+        "Steps take several times the CPU time.",
     ),
     LogEvent(
         "orphans-ended",
