@@ -56,7 +56,7 @@ def answer_words(answer: Document) -> str:
     """What came of a change, from the node's answer."""
     if (findings := answer.get("findings")) is not None:
         return _doctor_words(answer, findings)
-    words = "done; it counts from the next tick"
+    words = "done; it takes effect at the next tick"
     if text(answer, "outcome") == "unchanged":
         words = "the document has not changed since it was loaded"
     not_kept = text(answer, "not_kept")
@@ -78,7 +78,7 @@ def reload(model: NodeModel) -> ChangeRequest:
     return ChangeRequest(
         "Reload the policy",
         (
-            f"The node reads {path} again. A good document is in force from the next tick, as a "
+            f"The node reads {path} again. A valid document takes effect at the next tick, as a "
             f"new generation after {model.generation}.",
             "A document with a mistake is refused with line and key; the policy in force stays.",
         ),
@@ -92,7 +92,7 @@ def freeze(model: NodeModel, lever: str) -> ChangeRequest:
         (
             f"{lever} stays at {_current(model, lever)} until it is thawed or the daemon ends; a "
             "reload does not thaw it.",
-            "It goes on being decided and explained, with the reason Frozen.",
+            "Its decisions are still made and explained, with the reason Frozen.",
         ),
         "/v1/freeze",
         {"levers": [lever]},
@@ -116,7 +116,7 @@ def freeze_all(model: NodeModel) -> ChangeRequest:
             (
                 "All levers stay where they are until they are thawed or the daemon ends; a reload "
                 "does not thaw them. Calls are served as before.",
-                "They go on being decided and explained, with the reason Frozen.",
+                "Their decisions are still made and explained, with the reason Frozen.",
             ),
             "/v1/freeze",
             {"levers": list(LEVERS)},
@@ -147,7 +147,7 @@ def set_value(key: str, before: str, value: str, seconds: float | None) -> Chang
     """``seconds`` is ``None`` for "until it is unset"."""
     until = f"for {fmt.duration(seconds)}" if seconds is not None else "until it is unset"
     after = (
-        "then the policy document counts again" if seconds is not None else "it survives reloads"
+        "then the policy document applies again" if seconds is not None else "it survives reloads"
     )
     return ChangeRequest(
         f"Set {key} to {value}",
@@ -175,7 +175,7 @@ def look_again() -> ChangeRequest:
         (
             "The node looks at what can change while it runs: memory, what dead engines left in "
             "/dev/shm, GPU clocks, the journal's disk and the clock.",
-            "Nothing is changed; what is new is told as an event.",
+            "Nothing is changed; a new finding is an event.",
         ),
         "/v1/doctor/run",
     )

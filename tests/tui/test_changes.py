@@ -140,7 +140,7 @@ async def test_a_change_says_what_will_happen_and_is_sent_on_yes(served: Node, n
         seen = {} if name in NOT_OF_A_POLICY else {"expected_generation": 2}
         sent = {"actor": "ada (top)", **seen, **body}
         assert served.posts == [(path, sent)]
-        assert any("it counts from the next tick" in one for one in notices(app))
+        assert any("it takes effect at the next tick" in one for one in notices(app))
         screen = app.screen
         assert isinstance(screen, NodeScreen)
         assert isinstance(screen.feed, RecordedFeed)

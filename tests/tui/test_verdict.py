@@ -103,6 +103,16 @@ def test_trouble_is_a_sentence(changes: dict[str, Any], node: str) -> None:
     assert words(model_with(changes))["Node"] == node
 
 
+def test_the_canary_is_no_client() -> None:
+    alone = {
+        "observed.requests.running": 1, "observed.requests.waiting": 0, "canary.running": True,
+    }  # fmt: skip
+    assert words(model_with(alone))["Node"] == (
+        "well: no call of a client; the canary asks its own"
+    )
+    assert "2 calls run" in words(model_with(alone | {"observed.requests.running": 2}))["Node"]
+
+
 def test_what_the_policy_may_not_do_comes_before_what_it_did() -> None:
     model = model_with({"policy.effective": "advise 1/4, frozen 2/4"})
     assert words(model)["Policy"].startswith("advise 1/4, frozen 2/4; 39s ago: Start calls")

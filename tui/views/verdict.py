@@ -80,6 +80,8 @@ def _doing(model: NodeModel) -> str:
     running, waiting = number(requests, "running") or 0, number(requests, "waiting") or 0
     if not running and not waiting:
         return "no call runs or waits"
+    if running + waiting == 1 and dig(model.status, "canary.running") is True:
+        return "no call of a client; the canary asks its own"
     words = f"{fmt.calls(running, 'run')}, {fmt.whole(waiting)} wait{'s' if waiting == 1 else ''}"
     ttft, tokens = latest("ttft"), latest("tokens")
     first = [f"first token {fmt.duration(ttft)}"] if ttft is not None else []
