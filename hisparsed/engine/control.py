@@ -101,7 +101,13 @@ class EngineControl:
         layout = chunk_layout(config, source_group, self._copies)
         max_model_len = int(scheduler.max_model_len)
         floor = -(-max_model_len // self._block_tokens) + 2
-        self.host = HostMemory(self._coordinator, self._offload, layout, floor)
+        self.host = HostMemory(
+            self._coordinator,
+            self._offload,
+            layout,
+            floor,
+            lambda: (block for _, blocks in scheduler.deferred_frees for block in blocks),
+        )
         self._shares = HotShares(
             self._hot,
             HotUnits(self._topk, self._block_tokens, self._least_lease_rows),

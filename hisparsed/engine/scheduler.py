@@ -19,7 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from hisparsed.engine.compat.adapters import waiting_queues
+from hisparsed.engine.compat.adapters import fail_put_off_loads, waiting_queues
 from hisparsed.engine.control import EngineControl
 from hisparsed.engine.host.memory import ReleaseHost
 from hisparsed.engine.messages import RequestTable
@@ -99,6 +99,7 @@ class ControlledScheduler:
         # vLLM cannot reset it again before a step has carried the first reset's flush.
         if self.hisparsed.host.reset_is_on_its_way():
             return True
+        fail_put_off_loads(self)
         return bool(super().reset_connector_cache())  # type: ignore[misc]
 
     def _relieve_stall(self, scheduled_tokens: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hisparsed.engine.cuda.launch import ASYNC_SCHEDULER
 from hisparsed.engine.plugin import control
 from hisparsed.engine.reference.handoff.worker import HandoffOptions
 from hisparsed.engine.reference.model_folder import model_config, write_model_folder
@@ -37,6 +38,8 @@ class EngineShape:
     block_size: int = BLOCK
     eager_host_mirror: bool = True
     handoff: HandoffOptions | None = None
+    overlap: bool = False
+    """vLLM's asynchronous scheduler, for workers that are scripted: two steps in flight."""
 
 
 def build_engine(folder: Path, shape: EngineShape) -> Any:
@@ -70,7 +73,11 @@ def build_engine(folder: Path, shape: EngineShape) -> Any:
         eager_host_mirror=shape.eager_host_mirror,
         handoff=shape.handoff,
     )
-    return LLMEngine.from_vllm_config(build_vllm_config(options))
+    config = build_vllm_config(options)
+    if shape.overlap:
+        config.scheduler_config.async_scheduling = True
+        config.scheduler_config.scheduler_cls = ASYNC_SCHEDULER
+    return LLMEngine.from_vllm_config(config)
 
 
 def core_of(engine: Any) -> Any:

@@ -43,6 +43,7 @@ class ScriptedWorkers:
         self.hold_offload = False
         self.tokens = 0
         self.preempted = 0
+        self._due: dict[int, set[str]] = {}  # of a step that is not answered yet
         self._ids = itertools.count()
 
     # --- requests ---------------------------------------------------------------------
@@ -92,6 +93,12 @@ class ScriptedWorkers:
     def schedule(self) -> Any:
         output = self.scheduler.schedule()
         self.preempted += len(output.preempted_req_ids or ())
+        requests = self.scheduler.requests
+        self._due[id(output)] = {
+            name
+            for name in output.num_scheduled_tokens
+            if requests[name].num_computed_tokens >= requests[name].num_tokens
+        }
         return output
 
     def answer(self, output: Any, share_done: float = 1.0, rng: random.Random | None = None) -> Any:
@@ -104,7 +111,8 @@ class ScriptedWorkers:
             result = ModelRunnerOutput.with_kv_conn_output_only(connector_output)
             return self.scheduler.update_from_output(output, result)
         names = list(output.num_scheduled_tokens)
-        sampled = [self._sample(name, dice) for name in names]
+        due = self._due.pop(id(output))
+        sampled = [[dice.randrange(32, 127)] if name in due else [] for name in names]
         self.tokens += sum(map(len, sampled))
         result = ModelRunnerOutput(
             req_ids=names,
@@ -121,12 +129,6 @@ class ScriptedWorkers:
                 return
             self.step()
         raise AssertionError(f"still busy after {steps} steps: {self.unfinished}")
-
-    def _sample(self, name: str, dice: random.Random) -> list[int]:
-        request = self.scheduler.requests[name]
-        if request.num_computed_tokens < request.num_tokens:
-            return []
-        return [dice.randrange(32, 127)]
 
     def _transfers(self, output: Any, ends: Any) -> Any:
         from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.connector import (

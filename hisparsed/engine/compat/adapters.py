@@ -11,6 +11,7 @@ import time is in ``residency``.
 - ``detached_blocks``: host blocks of finished calls are held until they are copied, since 0.31.
 - ``pending_writes``: rows of draft layers wait for the next step since 0.31.
 - ``resident_by_state``: 0.31 has a resident table of the batch, later versions one of state rows.
+- ``fail_put_off_loads``: since 0.33 a load may begin when the step before its pass has ended.
 - ``load_arguments``: the OpenAI application's arguments are in another module since 0.33.
 """
 
@@ -75,6 +76,19 @@ def _second_queue(scheduler: Any) -> Any:
     if hasattr(scheduler, "kv_holding_waiting"):
         return scheduler.kv_holding_waiting
     return scheduler.skipped_waiting
+
+
+def fail_put_off_loads(scheduler: Any) -> None:
+    """Let loads that have not begun fail, as if the workers had said so: their calls are computed.
+
+    For a reset of what they would load.
+    """
+    put_off: dict[str, Any] = getattr(scheduler, "deferred_loads", {})
+    for request_id in put_off:
+        scheduler.requests[request_id].num_computed_tokens = 0
+        scheduler.failed_recving_kv_req_ids.add(request_id)
+        scheduler.finished_recving_kv_req_ids.add(request_id)
+    put_off.clear()
 
 
 def admission_cap(manager: Any) -> int:

@@ -11,7 +11,7 @@ What must hold is in ``invariants``. Engine thread only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hisparsed.engine.compat.adapters import detached_blocks
@@ -28,7 +28,10 @@ from hisparsed.policy.signals import LedgerViolation
 
 
 class LedgerReader:
-    """``coordinator`` is vLLM's HiSparse coordinator; without it owners are not counted."""
+    """``coordinator`` is vLLM's HiSparse coordinator; without it owners are not counted.
+
+    ``freed_later`` gives blocks of any pool that finished calls hold until a step has ended.
+    """
 
     def __init__(
         self,
@@ -36,11 +39,13 @@ class LedgerReader:
         pool: CountingHostPool,
         offload: LentOffloadingManager,
         coordinator: Any = None,
+        freed_later: Callable[[], Iterable[Any]] = tuple,
     ) -> None:
         self._ledger = ledger
         self._pool = pool
         self._offload = offload
         self._coordinator = coordinator
+        self._freed_later = freed_later
 
     def counts(self) -> CountFacts:
         offload = self._offload
@@ -133,6 +138,8 @@ class LedgerReader:
             states[id(spill.request_state)] = spill.request_state
         for state in states.values():
             add(detached_blocks(state.publication))
+        own = set(map(id, self._pool.blocks))
+        add(block for block in self._freed_later() if id(block) in own)
         return held
 
 

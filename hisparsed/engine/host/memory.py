@@ -7,7 +7,7 @@ How blocks move is in ``ledger``; what must hold is in ``invariants``. Engine th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -46,7 +46,10 @@ class HostFigures(NamedTuple):
 
 
 class HostMemory:
-    """``coordinator`` is vLLM's HiSparse coordinator, ``offload`` its offloading manager."""
+    """``coordinator`` is vLLM's HiSparse coordinator, ``offload`` its offloading manager.
+
+    ``freed_later`` gives the blocks that finished calls hold until a step in flight has ended.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class HostMemory:
         offload: LentOffloadingManager,
         layout: ChunkLayout,
         floor_blocks: int,
+        freed_later: Callable[[], Iterable[Any]],
     ) -> None:
         pool = coordinator.get_host_block_pool()
         pool.__class__ = CountingHostPool
@@ -64,7 +68,8 @@ class HostMemory:
         self.offload = offload
         self._floor_blocks = floor_blocks
         self.ledger = HostLedger(pool, offload, layout, floor_blocks)
-        self.watch = LedgerWatch(self.ledger, LedgerReader(self.ledger, pool, offload, coordinator))
+        reader = LedgerReader(self.ledger, pool, offload, coordinator, freed_later)
+        self.watch = LedgerWatch(self.ledger, reader)
         self._given_back = 0
         self._release_wanted = False
         self._released: frozenset[int] = frozenset()

@@ -7,7 +7,8 @@ goes in whole host blocks, through ``lend`` and ``recall``; the ledger decides h
 vLLM flushes a finished request's stores when a block of theirs is handed out again, but looks
 only at the groups that it offloads. With HiSparse, resident and hot groups take their blocks from
 the same GPU pool: ``FencedOffloadingScheduler`` counts their new blocks too, so no GPU block is
-written again while its store is in flight. Not thread-safe: engine thread only.
+written again while its store is in flight. Since 0.33 it may begin a load passes after its look-up
+(``defer_async_loads``): what was found is retained meanwhile. Not thread-safe: engine thread only.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.request import RequestStatus
 
 from hisparsed.engine.host.chunks import ChunkLayout, FreeSlots
 from hisparsed.engine.host.ghost_list import GhostList
@@ -63,6 +65,8 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         self._settling: dict[int, int] = {}  # chunk id -> reset after which it settles
         self.resets = 0
         self.ghost: GhostList | None = None
+        self.found: list[OffloadKey] = []
+        """Keys of look-ups that hit, in order, since somebody emptied it."""
         self._free_list = FreeSlots()
         self._num_allocated_chunks = 0
         self._set_capacity()
@@ -306,7 +310,18 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         chunk = self._policy.get(key)
         if chunk is not None:
             self._touch_block(int(chunk.chunk_id))
-        return super().lookup(key, req_context)
+        result = super().lookup(key, req_context)
+        if result is LookupResult.HIT:
+            self.found.append(key)
+        return result
+
+    def retain(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Keep chunks that were found as if they were being loaded, until ``release``."""
+        super().prepare_load(keys, req_context)
+
+    def release(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """End ``retain``."""
+        self.complete_load(keys, req_context)
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         spec = super().prepare_load(keys, req_context)
@@ -371,14 +386,59 @@ class LentOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
 
 
 class FencedOffloadingScheduler(OffloadingConnectorScheduler):  # type: ignore[misc]
-    """Tells vLLM of every GPU block that a pass has handed out, before it decides what to flush."""
+    """Tells vLLM of every GPU block that a pass has handed out, before it decides what to flush.
+
+    Retains the chunks of a load that the scheduler has put off, before a store of the same pass
+    may evict them, until the load begins or its request ends.
+    """
 
     _device_groups: tuple[int, ...]
 
     def start_fencing(self, device_groups: tuple[int, ...]) -> None:
         self._device_groups = device_groups
+        self._found: dict[str, tuple[Any, tuple[OffloadKey, ...]]] = {}
+        self._retained: dict[str, tuple[OffloadKey, ...]] = {}
+
+    def get_num_new_matched_tokens(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        manager = cast(LentOffloadingManager, self.manager)
+        manager.found.clear()
+        result = super().get_num_new_matched_tokens(request, *args, **kwargs)
+        self._found[request.request_id] = (request, tuple(manager.found))
+        return result
+
+    def update_state_after_alloc(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        self._found.pop(request.request_id, None)
+        super().update_state_after_alloc(request, *args, **kwargs)
+        if request.request_id in self._retained:
+            self._release(request.request_id)
+            # Outside a pass: 0.33 leaves the manager locked then, and says so with every load.
+            getattr(self, "_release_step", _nothing_held)()
+
+    def request_finished(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self._release(request.request_id)
+        return super().request_finished(request, *args, **kwargs)
+
+    def reset_cache(self) -> None:
+        for request_id in list(self._retained):
+            self._release(request_id)
+        super().reset_cache()
+
+    def _retain_put_off(self) -> None:
+        manager = cast(LentOffloadingManager, self.manager)
+        for request_id, (request, keys) in self._found.items():
+            if keys and request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+                manager.retain(keys, self._req_status[request_id].req_context)
+                self._retained[request_id] = keys
+        self._found.clear()
+
+    def _release(self, request_id: str) -> None:
+        keys = self._retained.pop(request_id, None)
+        if keys is not None:
+            manager = cast(LentOffloadingManager, self.manager)
+            manager.release(keys, self._req_status[request_id].req_context)
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
+        self._retain_put_off()
         for groups in _new_blocks(scheduler_output):
             for group in self._device_groups:
                 self._current_batch_allocated_block_ids.update(groups[group])
@@ -394,6 +454,10 @@ def fence_stores(offloading_scheduler: Any, kv_cache_config: Any) -> None:
     offloading_scheduler.start_fencing(
         tuple(index for index, group in enumerate(groups) if not group.host_resident)
     )
+
+
+def _nothing_held() -> None:
+    return None
 
 
 def _new_blocks(scheduler_output: Any) -> Iterator[tuple[list[int], ...]]:

@@ -145,4 +145,17 @@ TOUCHED = (
             *reads("_current_batch_allocated_block_ids"),
         ),
     ),
+    Touch(
+        f"{_V1}.offloading.scheduler:OffloadingConnectorScheduler",
+        by=("engine.host.offload",),
+        ours=("engine.host.offload:FencedOffloadingScheduler",),
+        why="what a look-up found is retained until its load begins",
+        breaks="a chunk is gone when its load begins, and the engine ends",
+        uses=(
+            *overrides("get_num_new_matched_tokens", "update_state_after_alloc"),
+            *overrides("request_finished", "reset_cache"),
+            *reads("_req_status"),
+            *only(calls("_release_step"), "engine.host.offload", since="0.33"),
+        ),
+    ),
 )

@@ -6,18 +6,16 @@ That is an engine core of vLLM's that serves calls under our scheduler, connecto
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_trees import environment_of, versions
 
 from hisparsed.config.node import shipped_config
 from hisparsed.config.node_description import load_node_description
-from hisparsed.engine.compat.versions import TESTED, installed_vllm
 from hisparsed.plan.layout import real_layout
 
 PROBE = Path(__file__).with_name("launch_probe.py")
@@ -26,23 +24,11 @@ BUDGET_BYTES = 512 * 2**30
 pytestmark = pytest.mark.engine
 
 
-def versions() -> list[str]:
-    """The installed vLLM, and those whose sources `make contract` has fetched."""
-    folder = os.environ.get("HISPARSED_VLLM_TREES")
-    others = [one for one in TESTED if one != installed_vllm()]
-    return ["installed", *(one for one in others if folder and (Path(folder) / one).is_dir())]
-
-
 @pytest.fixture(scope="module", params=versions())
 def probe(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """What the probe found, run by that version's Python over the installed compiled parts."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    if request.param != "installed":
-        tree = Path(os.environ["HISPARSED_VLLM_TREES"]) / request.param / "vllm"
-        over = over_installed_libraries(tree, tmp_path_factory.mktemp("over"))
-        environment |= {"PYTHONPATH": str(over), "VLLM_TARGET_DEVICE": "cpu"}
     profile = shipped_config("profiles/8xh200-glm-5.3.yaml")
     result = subprocess.run(
         [sys.executable, str(PROBE), str(profile), str(tmp_path_factory.mktemp("launch"))],
@@ -50,23 +36,11 @@ def probe(
         text=True,
         check=False,
         timeout=280,
-        env=environment,
+        env=environment_of(request.param, tmp_path_factory.mktemp("over")),
     )
     assert result.returncode == 0, result.stderr[-4000:]
     facts: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return facts
-
-
-def over_installed_libraries(tree: Path, folder: Path) -> Path:
-    """A package of ``tree``'s sources and the installed vLLM's compiled parts."""
-    spec = find_spec("vllm")
-    assert spec is not None
-    assert spec.origin is not None
-    package = folder / "vllm"
-    package.mkdir()
-    for entry in (*tree.iterdir(), *Path(spec.origin).parent.glob("*.so")):
-        (package / entry.name).symlink_to(entry)
-    return folder
 
 
 def test_vllm_takes_the_configuration_as_it_was_meant(probe: dict[str, Any]) -> None:

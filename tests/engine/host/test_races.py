@@ -12,9 +12,11 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import put_off_loads
 import pytest
 from conversations import (
     EngineShape,
@@ -110,6 +112,16 @@ def test_a_shrink_between_lookup_and_load_waits_for_the_end_of_the_pass(
     workers.hold_offload = False
     workers.run()
     assert workers.host.ledger.counts().lent == 0
+
+
+@pytest.mark.parametrize("case", put_off_loads.CASES, ids=lambda case: case.__name__)
+def test_what_comes_between_a_lookup_and_a_load_that_was_put_off(
+    case: Any, engine: Any, workers: ScriptedWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM puts loads off since 0.33, to a later step; `test_two_steps.py` runs it."""
+    put_off_loads.put_loads_off(workers.scheduler, partial(monkeypatch.setattr, raising=False))
+    loaded = put_off_loads.run_case(case, engine, workers)
+    assert loaded == (0 if case in (put_off_loads.reset, put_off_loads.abort) else 192)
 
 
 def test_a_recall_while_a_store_is_in_flight_leaves_the_block_until_it_ends(
