@@ -15,6 +15,10 @@ class UserError(Exception):
     exit_code: ClassVar[int] = EXIT_USER_ERROR
 
 
+class MachineShortError(UserError):
+    """The machine lacks what the settings need, as it may not a moment later."""
+
+
 class EngineStartError(UserError):
     """An engine whose settings were accepted did not start; the same may work another time.
 

@@ -176,9 +176,10 @@ class SupervisionConfig(BaseModel):
     """Before the first restart; doubled with each further one in the window."""
     longest_wait: _PositiveDuration = 120.0
     """At most this long."""
-    hang_after: _SomeSeconds | None = 120.0
+    hang_after: _SomeSeconds | None = 360.0
     """An engine without a report for so long is killed and started anew; null: never. Longer than
-    the longest step, shorter than the service manager's watchdog."""
+    the longest step, in which kernels may be compiled (vLLM itself gives a step 300 s), shorter
+    than the service manager's watchdog."""
     start_tries: Annotated[int, Field(ge=1, le=100, strict=True)] = 2
     """Failed starts after which changed values are quarantined and the last good ones return."""
 

@@ -304,7 +304,8 @@ class EngineControl:
             )
         self._shares.require_possible(command, resize_hot)
         self.host.require_possible(command, release_host)
-        self.host.apply(command, release_host, self.head_need_blocks())
+        busy = bool(self._scheduler.running)
+        self.host.apply(command, release_host, self.head_need_blocks(), busy=busy)
         self._shares.apply(command, resize_hot)
         if command.watermark == "default":
             self._default_watermark = True

@@ -19,6 +19,9 @@ log = logging.getLogger("hisparsed.daemon")
 METHOD_ENV = "VLLM_WORKER_MULTIPROC_METHOD"
 METHOD = "spawn"
 PORT_ENV = "VLLM_PORT"
+PLUGINS_ENV = "VLLM_PLUGINS"
+PLUGIN = "hisparsed"
+"""Name of each entry point by which vLLM finds us."""
 _LINK = ("tcp://", "udp://", "sctp://")
 _OURS = "VLLM_"
 
@@ -36,6 +39,12 @@ def environment_problems(environ: Mapping[str, str]) -> list[str]:
         found.append(
             f"{METHOD_ENV}: {method!r} starts no engine of hisparsed, whose processes must share "
             f"neither signals nor sockets with the daemon; unset it, or set it to {METHOD}"
+        )
+    plugins = environ.get(PLUGINS_ENV)
+    if plugins is not None and PLUGIN not in plugins.split(","):
+        found.append(
+            f"{PLUGINS_ENV}: {shown(plugins)} leaves {PLUGIN} out, without which no engine can be "
+            "controlled; add it, or unset the variable"
         )
     if port is not None and not is_service_link(environ) and not _is_port(port):
         found.append(f"{PORT_ENV}: {shown(port)} is no port; unset it, or set 1 to 65535")

@@ -54,6 +54,8 @@ class FaultConditions(_Entry):
     engine_args_above: dict[str, int] = Field(default_factory=dict)
     engine_args_unless: dict[str, Any] = Field(default_factory=dict)
     disaggregation_role: Literal["prefill", "decode"] | None = None
+    drafts: bool = False
+    """Only where drafts are verified."""
 
     def holds(self, config: NodeConfig) -> bool:
         role = config.disaggregation.role if config.disaggregation is not None else None
@@ -63,6 +65,7 @@ class FaultConditions(_Entry):
             and all(_number(arguments.get(n)) > most for n, most in self.engine_args_above.items())
             and all(arguments.get(n) != value for n, value in self.engine_args_unless.items())
             and self.disaggregation_role in (None, role)
+            and (not self.drafts or config.cuda.speculative_tokens > 0)
         )
 
 

@@ -33,6 +33,14 @@ def test_another_start_method_is_refused_by_name(method: str) -> None:
     assert "HISPARSED_ENGINE" not in environ
 
 
+def test_plugins_without_ours_are_refused_before_anything_is_loaded() -> None:
+    for found in ("hisparsed", "other,hisparsed"):
+        set_process_start({"VLLM_PLUGINS": found})
+    for found in ("", "other", "hisparsed2"):
+        with pytest.raises(UserError, match=r"VLLM_PLUGINS: .* leaves hisparsed out"):
+            set_process_start({"VLLM_PLUGINS": found})
+
+
 @pytest.mark.parametrize("port", ["http", "", "0", "65536", "-1", "8000.0", "9" * 5000, "٣"])
 def test_a_port_that_is_none_is_refused_by_name(port: str) -> None:
     with pytest.raises(UserError, match=r"VLLM_PORT: .* is no port; unset it, or set 1 to 65535"):

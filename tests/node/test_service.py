@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hisparsed.config.node import NodeConfig
 from hisparsed.node import service
 from hisparsed.node.engine.values import engine_stop_s, start_limit_s
 from hisparsed.node.service import ServiceManager, service_manager
@@ -183,7 +184,14 @@ async def test_nothing_is_asked_for_once_the_work_is_done(
 
 
 def test_patience_grows_with_the_memory_that_is_pinned() -> None:
-    gib = 2**30
-    assert start_limit_s(700 * gib) - start_limit_s(0) >= 12 * 60, "a 700 GB pin took 12 minutes"
-    assert engine_stop_s(0) == 20
-    assert engine_stop_s(1536 * gib) >= 600
+    def node(gib: int, ranks: int = 1) -> NodeConfig:
+        document = {"node": "cuda", "model": "any"}
+        cuda = {"tensor_parallel_size": ranks}
+        return NodeConfig.model_validate(document | {"host_budget": f"{gib}GiB", "cuda": cuda})
+
+    assert start_limit_s(node(701)) - start_limit_s(node(1)) >= 12 * 60, "it took 12 minutes"
+    assert engine_stop_s(node(1)) == 20.5
+    assert engine_stop_s(node(1536)) >= 600
+    for limit_s in (start_limit_s, engine_stop_s):
+        more_s = limit_s(node(512, 8)) - limit_s(node(512))
+        assert more_s >= 7 * 0.1 * 512, "each further rank registers all of it too"

@@ -137,9 +137,9 @@ def test_memory_and_shared_memory_hold_the_budget(tmp_path: Path) -> None:
 
 def test_it_waits_as_long_as_the_daemon_may_take(tmp_path: Path) -> None:
     config = document(tmp_path)
-    stop_s = config.drain_timeout + engine_stop_s(config.host_budget)
+    stop_s = config.drain_timeout + engine_stop_s(config)
     assert POD["terminationGracePeriodSeconds"] >= stop_s
-    assert probe_s(NODE["startupProbe"]) >= start_limit_s(config.host_budget)
+    assert probe_s(NODE["startupProbe"]) >= start_limit_s(config)
 
 
 def test_a_busy_node_is_taken_out_of_service_and_not_restarted() -> None:

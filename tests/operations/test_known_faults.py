@@ -72,7 +72,19 @@ def test_a_fault_ends_with_the_version_that_fixed_it(
 def test_a_setting_that_avoids_a_fault_silences_it(
     ask: Any, arguments: dict[str, Any], concerned: bool
 ) -> None:
-    question = ask(faults=FAULTS, engine_args=arguments)
+    drafts = {"speculative_tokens": 3}
+    question = ask({"vllm": "0.30.0"}, faults=FAULTS, engine_args=arguments, cuda=drafts)
+    assert ("graph-replay-mirror" in told(question, "vllm")) is concerned
+
+
+@pytest.mark.parametrize(
+    ("vllm", "drafts", "concerned"),
+    [("0.30.0", 3, True), ("0.30.0", 0, False), ("0.31.0", 3, False), ("0.33.0", 3, False)],
+)
+def test_a_fault_of_drafts_is_told_where_there_are_some(
+    ask: Any, vllm: str, drafts: int, concerned: bool
+) -> None:
+    question = ask({"vllm": vllm}, faults=FAULTS, cuda={"speculative_tokens": drafts})
     assert ("graph-replay-mirror" in told(question, "vllm")) is concerned
 
 

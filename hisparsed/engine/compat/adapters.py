@@ -12,6 +12,7 @@ import time is in ``residency``.
 - ``pending_writes``: rows of draft layers wait for the next step since 0.31.
 - ``resident_by_state``: 0.31 has a resident table of the batch, later versions one of state rows.
 - ``fail_put_off_loads``: since 0.33 a load may begin when the step before its pass has ended.
+- ``unlock_manager``: since 0.33 the offloading manager has a lock.
 - ``load_arguments``: the OpenAI application's arguments are in another module since 0.33.
 """
 
@@ -91,6 +92,13 @@ def fail_put_off_loads(scheduler: Any) -> None:
     put_off.clear()
 
 
+def unlock_manager(offloading_scheduler: Any) -> None:
+    """After a load that began outside a pass: 0.33 keeps its manager locked then, and logs an error
+    with each."""
+    unlock: Callable[[], None] = getattr(offloading_scheduler, "_release_step", _nothing)
+    unlock()
+
+
 def admission_cap(manager: Any) -> int:
     """Blocks a request at most, of a resident ``manager`` of vLLM."""
     if hasattr(manager, "max_admission_blocks_per_request"):
@@ -107,11 +115,11 @@ def detached_blocks(publication: Any) -> list[Any]:
 
 def pending_writes(hisparse_worker: Any) -> Callable[[], None]:
     """Puts what waits on HiSparse's stream, as the next step would first; may be called often."""
-    enqueue: Callable[[], None] = getattr(hisparse_worker, "_finish_previous_step", _nothing_waits)
+    enqueue: Callable[[], None] = getattr(hisparse_worker, "_finish_previous_step", _nothing)
     return enqueue
 
 
-def _nothing_waits() -> None:
+def _nothing() -> None:
     return None
 
 

@@ -137,6 +137,11 @@ def model_problems(config: NodeConfig, model: ModelFacts, max_multiplier: float)
             "with an indexer only, such as GLM-5.x or DeepSeek-V3.2"
         )
         return
+    if model.nested_topk:
+        yield (
+            f"model: {config.model} has index_topk in its text_config alone, where vLLM's HiSparse "
+            "does not look; use a model whose config.json has it at the top"
+        )
     if model.model_type.startswith("deepseek_v4"):
         yield f"model: vLLM's HiSparse does not know {model.model_type}; use another model"
     if cuda.speculative_tokens and not model.draft_layers:

@@ -199,7 +199,7 @@ class Copy(Protocol):
         """Block this thread until it has ended."""
 
     def seconds(self) -> float:
-        """Time on the device, once done."""
+        """Time on the device, once done; the last question that may be asked."""
 
 
 class Lane(Protocol):
@@ -241,13 +241,16 @@ class CudaCalls:
 
 
 class CudaCopy:
-    """A batch between two events. Keeps its address lists until it is dropped: the driver may
-    read them late."""
+    """A batch between two events, which go to ``spare`` in the end. Keeps its address lists until
+    it is dropped: the driver may read them late."""
 
-    def __init__(self, began: Any, ended: Any, lists: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, began: Any, ended: Any, lists: Sequence[torch.Tensor], spare: list[Any]
+    ) -> None:
         self._began = began
         self._ended = ended
         self._lists = lists
+        self._spare = spare
 
     def done(self) -> bool:
         return bool(self._ended.query())
@@ -256,14 +259,17 @@ class CudaCopy:
         self._ended.synchronize()
 
     def seconds(self) -> float:
-        return float(self._began.elapsed_time(self._ended)) / 1000.0
+        seconds = float(self._began.elapsed_time(self._ended)) / 1000.0
+        self._spare += (self._began, self._ended)
+        return seconds
 
 
 class CudaLane:
     """``source_is_stable``: no stream writes what is read, so the driver may read it early.
 
     Every batch waits for what the compute stream has been given so far, and for ``others()``.
-    The address lists are ordinary memory: nothing is pinned for a copy.
+    The address lists are ordinary memory: nothing is pinned for a copy. Events are used again, as
+    making one takes the driver as long as recording many.
     """
 
     def __init__(
@@ -277,16 +283,20 @@ class CudaLane:
         self._stream = calls.new_stream()
         self._source_is_stable = source_is_stable
         self._others = others
+        self._spare: list[Any] = []
+
+    def _event(self) -> Any:
+        return self._spare.pop() if self._spare else self._calls.new_event()
 
     def submit(self, source: Addresses, target: Addresses, lengths: Addresses) -> Copy:
         self._stream.wait_stream(self._calls.compute_stream())
         for other in self._others():
             self._stream.wait_stream(other)
-        began, ended = self._calls.new_event(), self._calls.new_event()
+        began, ended = self._event(), self._event()
         lists = (torch.from_numpy(source), torch.from_numpy(target), torch.from_numpy(lengths))
         with self._calls.on(self._stream):
             began.record(self._stream)
             if lengths.size:
                 self._calls.copy(*lists, self._source_is_stable)
             ended.record(self._stream)
-        return CudaCopy(began, ended, lists)
+        return CudaCopy(began, ended, lists, self._spare)

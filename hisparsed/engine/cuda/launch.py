@@ -23,7 +23,7 @@ from hisparsed.engine.cuda.checks import GpuFacts, MachineFacts
 from hisparsed.engine.cuda.model_config import BLOCK_TOKENS, ModelFacts, facts_of, read_model
 from hisparsed.engine.cuda.nvml import GpuReader, log_unreadable, nvidia_library
 from hisparsed.engine.scratch import whole_step_scratch_blocks
-from hisparsed.errors import UserError
+from hisparsed.errors import MachineShortError, UserError
 
 if TYPE_CHECKING:
     from hisparsed.engine.port import HotPolicy
@@ -71,14 +71,14 @@ def proved_multiplier(config: NodeConfig, policy: HotPolicy) -> float | None:
 
 
 def require_startable(config: NodeConfig, *, max_multiplier: float) -> None:
-    """Refuse all that can never start, in one error. Raises ``UserError``."""
+    """Refuse all that can never start, in one error. Raises ``UserError``, which is a
+    ``MachineShortError`` where the machine alone is in the way."""
     machine = read_machine_facts()
-    _raise(
-        [
-            *checks.machine_problems(config, machine),
-            *start_problems(config, machine, max_multiplier, os.environ),
-        ]
-    )
+    short = list(checks.machine_problems(config, machine))
+    wrong = start_problems(config, machine, max_multiplier, os.environ)
+    if short and not wrong:
+        raise MachineShortError("\n".join(short))
+    _raise([*short, *wrong])
 
 
 def start_problems(
@@ -132,11 +132,8 @@ def known_facts(config: NodeConfig) -> ModelFacts:
 
 
 def config_facts(model_config: Any) -> ModelFacts:
-    """Facts of vLLM's model configuration; a nested text config counts."""
-    facts = facts_of(model_config.hf_config.to_dict())
-    if facts.index_topk is None:
-        facts = facts_of(model_config.hf_text_config.to_dict())
-    return facts
+    """Facts of vLLM's model configuration."""
+    return facts_of(model_config.hf_config.to_dict())
 
 
 def read_machine_facts(*, on_unreadable: Callable[[str], None] = log_unreadable) -> MachineFacts:
@@ -169,9 +166,12 @@ def vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
     Raises ``UserError`` when vLLM refuses it. Reads no weights and takes nothing on a GPU.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
 
     try:
-        built = AsyncEngineArgs(**engine_arguments(config)).create_engine_config()
+        arguments = AsyncEngineArgs(**engine_arguments(config))
+        # What is left out is as under `vllm serve`; for nobody in particular vLLM takes less.
+        built = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     except (ValueError, TypeError, OSError) as error:
         raise UserError(f"engine_args, model or cuda: vLLM refuses them: {error}") from error
     finish(built, config, max_multiplier=max_multiplier)

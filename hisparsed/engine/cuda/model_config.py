@@ -42,6 +42,8 @@ class ModelFacts:
     draft_layers: int
     """MTP layers that come with the model."""
     weights_bytes: int | None = None
+    nested_topk: bool = False
+    """``index_topk`` stands in ``text_config`` alone."""
 
     def row_bytes(self, kv_cache_dtype: str) -> int:
         """One row of one sparse-MLA layer."""
@@ -111,6 +113,7 @@ def facts_of(config: Mapping[str, Any], *, weights_bytes: int | None = None) -> 
         index_values=int(text.get("index_head_dim") or 128),
         draft_layers=int(text.get("num_nextn_predict_layers") or 0),
         weights_bytes=weights_bytes,
+        nested_topk=topk is not None and config.get("index_topk") is None,
     )
 
 

@@ -38,6 +38,7 @@ from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.request import RequestStatus
 
+from hisparsed.engine.compat.adapters import unlock_manager
 from hisparsed.engine.host.chunks import ChunkLayout, FreeSlots
 from hisparsed.engine.host.ghost_list import GhostList
 
@@ -411,8 +412,7 @@ class FencedOffloadingScheduler(OffloadingConnectorScheduler):  # type: ignore[m
         super().update_state_after_alloc(request, *args, **kwargs)
         if request.request_id in self._retained:
             self._release(request.request_id)
-            # Outside a pass: 0.33 leaves the manager locked then, and says so with every load.
-            getattr(self, "_release_step", _nothing_held)()
+            unlock_manager(self)
 
     def request_finished(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         self._release(request.request_id)
@@ -454,10 +454,6 @@ def fence_stores(offloading_scheduler: Any, kv_cache_config: Any) -> None:
     offloading_scheduler.start_fencing(
         tuple(index for index, group in enumerate(groups) if not group.host_resident)
     )
-
-
-def _nothing_held() -> None:
-    return None
 
 
 def _new_blocks(scheduler_output: Any) -> Iterator[tuple[list[int], ...]]:

@@ -83,7 +83,7 @@ async def _settle(node: Node, values: EngineValues, stop: asyncio.Event) -> Sett
 
 async def _launch(node: Node, settled: Settled, folder: Path, stop: asyncio.Event) -> RunningEngine:
     values = settled.values
-    stop_s = engine_stop_s(values.config.host_budget)
+    stop_s = engine_stop_s(values.config)
     os.environ[_RPC_FOLDER_ENV] = str(folder)
     if node.sets_worker_stop:
         os.environ[WORKER_STOP_ENV] = str(int(stop_s))

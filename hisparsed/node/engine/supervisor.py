@@ -16,7 +16,7 @@ from hisparsed.control.api.engine import EngineBusyError, RestartPlan
 from hisparsed.control.events import DAEMON
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.status.document import EngineEnd, EngineState, Status
-from hisparsed.errors import EngineStartError, UserError
+from hisparsed.errors import EngineStartError, MachineShortError, UserError
 from hisparsed.node.engine import supervision
 from hisparsed.node.engine.records import evidence_document, save_evidence, start_error
 from hisparsed.node.engine.reporting import EngineReporter, plan_sentence
@@ -76,7 +76,7 @@ class Supervisor:
             node.manager,
             node.config.supervision,
             node.plane.status.node.api_url,
-            2 * _stop_s(first) + start_limit_s(first.config.host_budget),
+            2 * _stop_s(first) + start_limit_s(first.config),
         )
 
     # --- the loop ---------------------------------------------------------------------
@@ -260,7 +260,7 @@ class Supervisor:
     async def _start(self, values: EngineValues) -> supervision.Event:
         lifecycle, began_s = self._lifecycle, time.monotonic()
         self._starts += 1
-        limit_s = start_limit_s(values.config.host_budget)
+        limit_s = start_limit_s(values.config)
         try:
             async with self._node.manager.busy("Starting the engine", at_most_s=limit_s):
                 session = await self._start_session(values, self._starts, self._abort)
@@ -282,6 +282,7 @@ class Supervisor:
         """What is kept of it. Nothing of the engine is left."""
         self._look_for_kernel_errors()
         started = isinstance(error, EngineStartError)
+        passing = started or isinstance(error, MachineShortError)
         processes = list(error.processes) if isinstance(error, EngineStartError) else []
         told = error.why if isinstance(error, EngineStartError) else str(error)
         if isinstance(error, EngineStartError) and not error.killed:
@@ -301,7 +302,7 @@ class Supervisor:
         )
         return supervision.StartFailed(
             why,
-            refused=isinstance(error, UserError) and not started,
+            refused=isinstance(error, UserError) and not passing,
             killed=isinstance(error, EngineStartError) and error.killed,
         )
 
@@ -392,4 +393,4 @@ class Supervisor:
 
 
 def _stop_s(values: EngineValues) -> float:
-    return engine_stop_s(values.config.host_budget)
+    return engine_stop_s(values.config)

@@ -3,7 +3,8 @@
 Two sets of values can be compared, kept in a file and put back into a document. What the daemon
 keeps while engines come and go (addresses, state folder, journal) is not in them. Also how long
 starting and stopping may take, by the host memory that is pinned: the service manager is asked for
-as much time, and vLLM's workers get the same before they are killed.
+as much time, and vLLM's workers get the same before they are killed. Each rank registers the whole
+pool with its GPU.
 """
 
 from __future__ import annotations
@@ -23,19 +24,27 @@ _START_S = 3600.0
 """Weights may come over a network."""
 _PIN_S_PER_GIB = 1.2
 """A pin of about 700 GB was seen to take twelve minutes (NVIDIA/TensorRT-LLM issue 17429)."""
+_NEXT_RANK_S_PER_GIB = 0.15
+"""Each further rank registers pages that are there; 0.1 s a GB is usual."""
 _STOP_S = 20.0
 _UNPIN_S_PER_GIB = 0.5
 """Well above what unpinning takes; being killed in the middle of it saves no time."""
 
 
-def start_limit_s(host_budget_bytes: int) -> float:
+def start_limit_s(config: NodeConfig) -> float:
     """Seconds after which a start is taken for hung."""
-    return _START_S + _PIN_S_PER_GIB * host_budget_bytes / _GIB
+    return _START_S + _by_memory(config, _PIN_S_PER_GIB)
 
 
-def engine_stop_s(host_budget_bytes: int) -> float:
+def engine_stop_s(config: NodeConfig) -> float:
     """Seconds that the engine gets to stop before it is killed."""
-    return _STOP_S + _UNPIN_S_PER_GIB * host_budget_bytes / _GIB
+    return _STOP_S + _by_memory(config, _UNPIN_S_PER_GIB)
+
+
+def _by_memory(config: NodeConfig, first_rank_s_per_gib: float) -> float:
+    ranks = 1 if config.node == "reference" else config.cuda.tensor_parallel_size
+    s_per_gib = first_rank_s_per_gib + (ranks - 1) * _NEXT_RANK_S_PER_GIB
+    return s_per_gib * config.host_budget / _GIB
 
 
 DAEMON_KEYS: Final = frozenset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.contract.touch import Touch, calls, fields, reads, sets, texts
+from tests.contract.touch import Touch, calls, fields, members, reads, sets, texts
 
 _LAUNCH = ("engine.cuda.launch",)
 _NO_START = "the CUDA node does not start"
@@ -35,9 +35,16 @@ TOUCHED = (
                 "speculative_config",
                 "worker_extension_cls",
             ),
-            *calls("create_engine_config"),
+            *calls("create_engine_config", 1),
             *calls("create_model_config"),
         ),
+    ),
+    Touch(
+        "vllm.usage.usage_lib:UsageContext",
+        by=_LAUNCH,
+        why="what is left out is as under `vllm serve`",
+        breaks=_NO_START,
+        uses=members("OPENAI_API_SERVER"),
     ),
     Touch(
         "vllm.config:VllmConfig",
@@ -51,7 +58,7 @@ TOUCHED = (
         by=_LAUNCH,
         why="top-k and layers of a model that vLLM had to look up",
         breaks=_NO_START,
-        uses=reads("hf_config", "hf_text_config"),
+        uses=reads("hf_config"),
     ),
     Touch(
         "vllm.config:AttentionConfig",

@@ -147,7 +147,7 @@ TOUCHED = (
     ),
     Touch(
         f"{_V1}.offloading.scheduler:OffloadingConnectorScheduler",
-        by=("engine.host.offload",),
+        by=("engine.host.offload", "engine.compat.adapters"),
         ours=("engine.host.offload:FencedOffloadingScheduler",),
         why="what a look-up found is retained until its load begins",
         breaks="a chunk is gone when its load begins, and the engine ends",
@@ -155,7 +155,7 @@ TOUCHED = (
             *overrides("get_num_new_matched_tokens", "update_state_after_alloc"),
             *overrides("request_finished", "reset_cache"),
             *reads("_req_status"),
-            *only(calls("_release_step"), "engine.host.offload", since="0.33"),
+            *only(calls("_release_step"), "engine.compat.adapters", since="0.33"),
         ),
     ),
 )

@@ -267,6 +267,17 @@ def test_a_config_with_something_else_than_numbers_is_told_by_its_file(
         read_model(str(tmp_path))
 
 
+def test_a_top_k_where_hisparse_does_not_look_is_refused(tmp_path: Path) -> None:
+    """vLLM reads it from the outer config alone."""
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": GLM_CONFIG}))
+    facts = read_model(str(tmp_path))
+    assert facts is not None
+    assert facts.index_topk == GLM_CONFIG["index_topk"]
+    (problem,) = checks.model_problems(node(), facts, 5.0)
+    assert problem.startswith("model: ")
+    assert "has index_topk in its text_config alone" in problem
+
+
 def test_a_name_is_left_for_vllm_to_look_up() -> None:
     assert read_model("zai-org/GLM-5.3-FP8") is None
 

@@ -243,6 +243,9 @@ class RecordedEvent:
     def record(self, stream: RecordedStream) -> None:
         self.calls.append((stream.name, "event"))
 
+    def elapsed_time(self, later: RecordedEvent) -> float:
+        return 1.0
+
 
 class RecordedCalls:
     """Stands where ``CudaCalls`` is."""
@@ -250,6 +253,7 @@ class RecordedCalls:
     def __init__(self) -> None:
         self.calls: CALLS = []
         self.compute = RecordedStream("compute", self.calls)
+        self.events = 0
 
     def new_stream(self) -> RecordedStream:
         return RecordedStream("lane", self.calls)
@@ -258,6 +262,7 @@ class RecordedCalls:
         return self.compute
 
     def new_event(self) -> RecordedEvent:
+        self.events += 1
         return RecordedEvent(self.calls)
 
     @contextmanager
@@ -322,7 +327,19 @@ def test_a_copy_takes_its_time_from_the_device() -> None:
         def elapsed_time(self, later: Event) -> float:
             return later.at_ms - self.at_ms
 
-    assert CudaCopy(Event(5.0), Event(255.0), ()).seconds() == 0.25
+    assert CudaCopy(Event(5.0), Event(255.0), (), []).seconds() == 0.25
+
+
+def test_events_are_made_once_and_used_again() -> None:
+    cuda: Any = RecordedCalls()
+    lane = CudaLane(cuda, source_is_stable=True)
+    values = [np.arange(2, dtype=np.int64)] * 3
+    copies: list[Any] = []
+    for at_once in (1, 3, 2, 3):
+        copies = [lane.submit(*values) for _ in range(at_once)]
+        for copy in copies:
+            copy.seconds()
+    assert cuda.events == 2 * 3, "as many as were ever under way at once"
 
 
 class Memory:

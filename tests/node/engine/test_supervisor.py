@@ -22,7 +22,7 @@ from hisparsed.control.status.document import (
     Lifecycle,
     Status,
 )
-from hisparsed.errors import EngineStartError, UserError
+from hisparsed.errors import EngineStartError, MachineShortError, UserError
 from hisparsed.node.engine.records import EngineRecord
 from hisparsed.node.engine.start import StoppedWhileStarting
 from hisparsed.node.engine.supervision import Died, Outcome
@@ -355,6 +355,16 @@ async def test_values_that_do_not_start_are_quarantined(
     assert quarantined.error == why
     assert [one.wanted for one in status.quarantined.changes] == ["32MiB"]
     assert EventKind.ENGINE_QUARANTINED in daemon.kinds()
+
+
+async def test_values_are_not_quarantined_for_memory_that_was_short_once(daemon: Daemon) -> None:
+    await daemon.serving(1)
+    daemon.document["host_budget"] = "25MiB"
+    daemon.troubles = [MachineShortError("host_budget: 25MiB, but 1MiB is free")]
+    daemon.supervisor.restart(0.0, actor="ann")
+    await daemon.serving(3)
+    assert daemon.life().quarantined is None
+    assert daemon.lives[-1].values.config.host_budget == 25 << 20
 
 
 async def test_a_daemon_that_starts_with_values_quarantined_starts_the_last_good_ones(
