@@ -99,6 +99,7 @@ bench: setup
 	@$(BIN)/python -m tests.bench.kernels --quick
 	@$(BIN)/python -m tests.bench.policy
 	@$(BIN)/python -m tests.bench.engine
+	@$(BIN)/python -m tests.bench.step_cpu
 	@$(BIN)/python -m tests.bench.tui
 
 study: setup

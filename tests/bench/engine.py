@@ -116,7 +116,7 @@ def measure_control(folder: Path, *, running: int = 50) -> ControlCost:
     reports, applies = [], []
     for index in range(_REPEATS):
         engine.step()
-        reports.append(_control(engine, "report", {})["report_cost_s"])
+        reports.append(_control(engine, "report", {})["report_cost_s"] * 1e6)
         target = 2000 + 64 * (index % 2)
         applies.append(_control(engine, "apply", {"offload_target_blocks": target})["apply_us"])
     return ControlCost(

@@ -12,7 +12,7 @@ from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.signals import Lever
-from tests.bench import kernels
+from tests.bench import kernels, step_cpu
 from tests.bench.kernels_work import Case
 from tests.bench.policy import busy_policy, measure, snapshots
 
@@ -52,3 +52,20 @@ def test_bench_reports_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     ratios = {row["miss_ratio"] for row in figures["rows"] if row["q"] == 1}
     assert len(ratios) == 1, "every backend must have done the same work"
     assert "us/request" in kernels.table(figures)
+
+
+@pytest.mark.long
+@pytest.mark.engine
+def test_the_engine_core_bench_times_the_same_steps_of_all_three(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("HISPARSED_ENGINE", "1")
+    load = step_cpu.Load(users=4, first_tokens=(4_000, 9_000), answer_tokens=(20, 40))
+    found = step_cpu.measure(load, steps=60)
+    for phase in ("prompts", "decoding"):
+        kinds = found[phase]["both"]
+        assert set(kinds) == set(step_cpu.KINDS)
+        assert len({(one["steps"], one["running"]) for one in kinds.values()}) == 1
+        assert all(0 < one["p50_ms"] <= one["p99_ms"] for one in kinds.values())
+    assert "prompts, both, hisparsed" in step_cpu.in_words(found)
