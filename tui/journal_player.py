@@ -183,11 +183,11 @@ class JournalPlayer:
         state = "playing" if self.playing else "standing still"
         if self.at_s >= self.end_s:
             state = "at the end"
-        place = f"{fmt.moment(self.at_s)}, {fmt.duration(self.at_s - self.begin_s)}"
+        place = f"{fmt.moment(self.at_s)}, {fmt.whole_duration(self.at_s - self.begin_s)}"
         damage = f"  {self.reader.damage}" if self.reader.damage else ""
         return (
             f"journal: {state} x{self.speed:g}, {place} of "
-            f"{fmt.duration(self.end_s - self.begin_s)}{damage}"
+            f"{fmt.whole_duration(self.end_s - self.begin_s)}{damage}"
         )
 
     # --- feed ---------------------------------------------------------------------

@@ -25,7 +25,7 @@ from hisparsed.tui.journal_reader import JournalReader, RecordedTick
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.options import ViewError
 from hisparsed.tui.views.drawing import ViewContext
-from hisparsed.tui.views.policy import summary_lines
+from hisparsed.tui.views.policy import effective_mode, summary_lines
 from hisparsed.tui.widgets import LinesView
 
 
@@ -384,6 +384,9 @@ def test_the_policy_is_that_of_the_time(tmp_path: Path) -> None:
     playing.player.seek(BEGIN + 29)
     playing.player.advance(5.0)
     assert playing.model.policy["values"]["hot.max"] == "8", "while it plays, too"
+    assert effective_mode(playing.model) == "act", "of the policy, as no tick says it"
+    playing.player.seek(BEGIN)
+    assert ", 0s of 59s" in playing.player.words()
 
 
 def test_a_journal_without_policies_says_so(journal: Path) -> None:

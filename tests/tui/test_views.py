@@ -277,23 +277,20 @@ def test_the_policy_page_shows_what_is_out_of_the_ordinary() -> None:
     assert "FROZEN watermark" in words
 
 
-BAD_KINDS = {
-    "ledger-violation", "canary-mismatch", "gpu-lost", "stalled", "engine-died",
-    "engine-quarantined", "engine-gone",
-}  # fmt: skip
-WARNING_KINDS = {
-    "policy-rejected", "value-dropped", "report-failed", "tick-failed", "task-failed",
-    "canary-failed", "doctor-found", "control-socket-lost", "control-socket-back",
-    "state-not-kept", "journal-set-aside", "clock-set", "gpu-throttled", "engine-start-failed",
-}  # fmt: skip
+ROLES = {EventLevel.INFO: "accent", EventLevel.WARNING: "warn", EventLevel.ERROR: "bad"}
 
 
 @pytest.mark.parametrize("kind", EventKind)
 def test_an_event_has_the_colour_of_its_level(kind: EventKind) -> None:
-    expected = "bad" if kind in BAD_KINDS else "warn" if kind in WARNING_KINDS else "accent"
     event = {"kind": kind.value, "at_unix_s": 1.0, "sentence": "Why."}
     shown = entry_line(MODEL, event, CONTEXT)
-    assert [role for part, role in shown.spans if part.strip() == kind] == [expected]
+    assert [role for part, role in shown.spans if part.strip() == kind] == [ROLES[kind.level]]
+
+
+def test_the_levels_of_events_are_those_that_an_operator_needs() -> None:
+    """One of each level by hand: a table that calls all of them informational would pass above."""
+    levels = {kind.value: kind.level for kind in EventKind}
+    assert (levels["started"], levels["journal-lost"], levels["engine-died"]) == tuple(EventLevel)
 
 
 def test_an_event_of_a_kind_that_only_the_node_knows_has_the_level_that_it_serves() -> None:

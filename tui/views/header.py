@@ -45,7 +45,7 @@ def header_lines(model: NodeModel, banner: Banner, width: int, context: ViewCont
     if started and at_s:
         # A node whose engine starts sends no status, and its time goes on.
         passed_s = 0.0 if model.stale else _since_status(model, context)
-        up = fmt.duration(max(0.0, at_s - started) + passed_s)
+        up = fmt.whole_duration(at_s - started + passed_s)
     kind, served = text(status, "node.kind") or "", text(status, "node.model") or ""
     mode, version = effective_mode(model), text(status, "node.version")
     left = line(

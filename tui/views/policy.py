@@ -18,8 +18,9 @@ LEVERS = ("split", "multiplier", "admission", "watermark")
 
 
 def effective_mode(model: NodeModel) -> str:
-    """What the levers may do now; of nodes that do not serve it, the policy's mode."""
-    return text(model.status, "policy.effective") or text(model.status, "policy.mode") or ""
+    """What the levers may do now; where that is not known, the policy's mode."""
+    shown = text(model.status, "policy.effective") or text(model.status, "policy.mode")
+    return shown or text(model.policy, "values.mode") or ""
 
 
 def lever_lines(model: NodeModel, width: int, context: ViewContext, *, rows: int = 1) -> list[Line]:
