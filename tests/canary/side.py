@@ -110,7 +110,7 @@ class Scripted:
 
 
 class Side:
-    """Overrides, journal and events of a node, its canary, and a clock that moves when told."""
+    """Holds, journal and events of a node, its canary, and a clock that moves when told."""
 
     def __init__(self, folder: Path, engine: CanaryEngine) -> None:
         self.now_s = 1_000.0

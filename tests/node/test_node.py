@@ -60,7 +60,7 @@ def test_other_nodes_ask_no_driver(made: list[OneGpu]) -> None:
 
 
 class Told:
-    """Stands for ``Announcer``; ``first`` is set by the first event."""
+    """Stands for ``EventRecorder``; ``first`` is set by the first event."""
 
     def __init__(self) -> None:
         self.kinds: list[EventKind] = []
