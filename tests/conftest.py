@@ -11,6 +11,8 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from tests.examples import ALL
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
@@ -27,6 +29,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if subprocess.run(load, cwd=root, check=False, capture_output=True).returncode:
         build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
         subprocess.run(build, cwd=root, check=False, capture_output=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    ALL[0] = config.getoption("markexpr") == "long"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if ALL[0] and item.get_closest_marker("examples"):
+            item.add_marker("long")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,8 +11,9 @@ from hisparsed.config.node import NodeConfig, shipped_config
 from hisparsed.policy.document import load_document, parse_document
 from hisparsed.policy.problems import ConfigError
 from hisparsed.policy.schema import Policy
+from tests.examples import examples
 
-MUTATIONS = 200
+MUTATIONS = examples(60, 200)
 
 VALUES = (
     "", "null", "true", "off", "-1", "0", "9" * 60, "1.5e400", "4 GB/s", "{}", "[]", "[[[", "{a: ",

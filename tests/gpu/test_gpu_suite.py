@@ -177,6 +177,26 @@ FILES = {
 }
 
 
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """Of ``FILES`` and of one that is not there: each a step, all in one process."""
+    folder = tmp_path_factory.mktemp("files")
+    for name, text in FILES.items():
+        (folder / f"test_{name}.py").write_text(text)
+    code = (
+        "import sys; from pathlib import Path\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from gpu_suite import Step, outcome_of, run_file, write_outcome\n"
+        f"for name in {[*FILES, 'absent']}:\n"
+        f"    path = Path({str(folder)!r}, f'test_{{name}}.py')\n"
+        "    found = outcome_of(Step('a', '', 1, lambda: run_file(path)))\n"
+        "    write_outcome(path.with_suffix('.json'), found)\n"
+    )
+    run_in_process(step("a"), 120, folder, python(code))
+    told = {one: (folder / f"test_{one}.json").read_text() for one in [*FILES, "absent"]}
+    return {name: Outcome(**json.loads(text)) for name, text in told.items()}
+
+
 @pytest.mark.parametrize(
     ("name", "status", "says"),
     [
@@ -187,20 +207,10 @@ FILES = {
         ("absent", "skipped", "test_absent.py is not there"),
     ],
 )
-def test_a_test_file_is_a_step(tmp_path: Path, name: str, status: str, says: str) -> None:
-    path = tmp_path / f"test_{name}.py"
-    if name in FILES:
-        path.write_text(FILES[name])
-    code = (
-        "import sys; from pathlib import Path\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from gpu_suite import run_file\n"
-        "from gpu_suite import write_outcome\n"
-        "from gpu_suite import Step, outcome_of\n"
-        f"found = outcome_of(Step('a', '', 1, lambda: run_file(Path({str(path)!r}))))\n"
-        "write_outcome(Path(sys.argv[1]), found)\n"
-    )
-    outcome = run_in_process(step("a"), 60, tmp_path, python(code))
+def test_a_test_file_is_a_step(
+    outcomes: dict[str, Outcome], name: str, status: str, says: str
+) -> None:
+    outcome = outcomes[name]
     assert outcome.status == status
     assert says in outcome.reason
     if name == "good":

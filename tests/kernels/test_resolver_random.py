@@ -11,10 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lockstep import INTERPRETED, Lockstep, Shape
 
+from tests.examples import examples
+
 pytestmark = pytest.mark.usefixtures("cpp_is_built")
 
-QUICK = 2 if INTERPRETED else 4
-WALKS, STEPS, EXAMPLES = (8, 8, 8) if INTERPRETED else (20, 550, 150)
+QUICK = 1 if INTERPRETED else 2
+WALKS, STEPS = (8, 8) if INTERPRETED else (20, 550)
+EXAMPLES = examples(4, 8) if INTERPRETED else examples(30, 150)
 """11,000 random steps in total; Triton's interpreter needs a tenth of a second for each."""
 
 
@@ -150,6 +153,7 @@ def scenarios(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.examples
 @settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -38,23 +38,29 @@ def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess
     )
 
 
+# Threads are the C++ backend's; 64 requests are slow here and say no more than 17.
+NOT_HERE = "not threads and not (do_not_mix and 64)"
+ON_TRITON = f"{NOT_HERE} and (triton or walk or history)"
+SHARED = ("test_resolver_errors.py", "test_resolver_random.py", "test_gather.py")
+SLOW = ("test_resolver_behaviour.py", "interpreted_triton.py")
+
+
 @pytest.mark.parametrize(
-    ("module", "marks", "fewest"),
+    ("modules", "chosen", "marks", "fewest"),
     [
-        pytest.param("test_resolver_behaviour.py", "", 29, marks=pytest.mark.long),
-        ("test_resolver_errors.py", "not long", 60),
-        ("test_resolver_random.py", "not long", 3),
-        pytest.param("test_resolver_random.py", "", 9, marks=pytest.mark.long),
-        ("test_gather.py", "not long", 30),
-        ("interpreted_triton.py", "not long", 17),
+        pytest.param(SHARED, ON_TRITON, "not long", 30, id="some"),
+        pytest.param((*SHARED, *SLOW), NOT_HERE, "", 140, id="all", marks=pytest.mark.long),
     ],
 )
-def test_interpreted_kernels_pass(module: str, marks: str, fewest: int) -> None:
+def test_interpreted_kernels_pass(
+    modules: tuple[str, ...], chosen: str, marks: str, fewest: int
+) -> None:
     """The same tests as for the other backends, with Triton among them, and its own."""
-    # Threads are the C++ backend's; 64 requests are slow here and say no more than 17.
-    left_out = "not threads and not (do_not_mix and 64)"
-    options = ["-q", "-p", "no:cacheprovider", "-k", left_out, "-m", marks]
-    done = run(["-m", "pytest", *options, str(HERE / module)], TRITON_INTERPRET="1")
+    options = ["-q", "-p", "no:cacheprovider", "-k", chosen, "-m", marks]
+    done = run(
+        ["-m", "pytest", *options, *(str(HERE / module) for module in modules)],
+        TRITON_INTERPRET="1",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     summary = done.stdout.splitlines()[-1]
     passed = re.match(r"(\d+) passed", summary)
@@ -123,6 +129,7 @@ def compilers() -> None:
             pytest.skip(f"Triton's {tool} does not run here: {error}")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compilers")
 def test_every_kernel_compiles_for_sm_90_and_fits_an_sm(tmp_path: Path) -> None:
     done = run(["-m", "hisparsed.kernels.triton_report", "--json"], TRITON_CACHE_DIR=str(tmp_path))

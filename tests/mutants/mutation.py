@@ -46,6 +46,11 @@ def _files(*folders: str) -> dict[Path, str]:
     return {path: path.read_text("utf-8") for path in found if path.resolve() == path}
 
 
+def stands(text: str) -> int:
+    """How often in the code."""
+    return sum(one.count(text) for one in _files(*CODE).values())
+
+
 def place_of(mutant: Mutant) -> tuple[Path, str]:
     """The file, and the function around ``old``. Raises ``LookupError`` unless it is there once."""
     counts = {path: text.count(mutant.old) for path, text in _files(*CODE).items()}

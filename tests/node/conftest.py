@@ -1,4 +1,4 @@
-"""One real node for the whole folder, and one-off nodes for tests that end theirs."""
+"""Documents of nodes, and one-off nodes for tests that end theirs."""
 
 from __future__ import annotations
 
@@ -10,30 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from serve_process import NodeFiles, NotifySocket, ServeProcess
-
-
-@pytest.fixture(scope="session")
-def notified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotifySocket]:
-    """The service manager of ``node``."""
-    with NotifySocket(tmp_path_factory.mktemp("manager") / "notify.sock") as manager:
-        yield manager
-
-
-@pytest.fixture(scope="session")
-def node(
-    tmp_path_factory: pytest.TempPathFactory, notified: NotifySocket
-) -> Iterator[ServeProcess]:
-    """A serving reference node, shared: leave it as it was found."""
-    files = NodeFiles(tmp_path_factory.mktemp("node"))
-    served = ServeProcess(files, NOTIFY_SOCKET=str(notified.path), WATCHDOG_USEC="4000000")
-    try:
-        yield served.wait_until_ready()
-        assert served.end() == 0, served.log_end()
-        served.assert_nothing_left()
-        assert notified.having("STOPPING"), "the manager was not told of the stop"
-    finally:
-        served.kill()
+from serve_process import NodeFiles, ServeProcess
 
 
 @pytest.fixture

@@ -33,7 +33,8 @@ class Faults:
 
     @property
     def environment(self) -> dict[str, str]:
-        paths = (str(self._folder), str(Path(__file__).parent))
+        here = Path(__file__)
+        paths = (str(self._folder), str(here.parent), str(here.parents[2]))
         return {"PYTHONPATH": os.pathsep.join(paths), FOLDER_ENV: str(self._folder)}
 
     def begin(self, fault: str) -> None:

@@ -66,6 +66,8 @@ class NotifySocket:
             self.messages.append({name: value for name, _, value in pairs})
 
 
+AS_ON_CUDA = (str(Path(__file__).with_name("serve_as_on_cuda.py")),)
+"""A ``program`` that serves as on a platform where vLLM would fork."""
 START_S = 180.0
 STOP_S = 40.0
 _POLL_S = 0.05
@@ -150,6 +152,44 @@ class NodeFiles:
 
     def write_policy(self, document: dict[str, Any]) -> None:
         self.policy_path.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+
+def serve(files: NodeFiles) -> subprocess.CompletedProcess[str]:
+    return hisparsed("serve", "--config", str(files.config_path))
+
+
+def message_of(result: subprocess.CompletedProcess[str]) -> str:
+    """The one message of a command that refused its input."""
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("{")]
+    assert lines, result.stderr
+    assert lines[0].startswith("hisparsed: ")
+    assert sum(line.startswith("hisparsed: ") for line in lines) == 1, result.stderr
+    return "\n".join(lines)
+
+
+def refusal(files: NodeFiles) -> str:
+    """Why ``files`` are refused; the start must leave no socket and no process."""
+    files.write_config()
+    message = message_of(serve(files))
+    assert not files.socket.exists()
+    assert not _processes_naming(files.folder)
+    return message
+
+
+def _processes_naming(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and any(
+                str(folder) in word for word in process.cmdline()
+            ):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
 
 
 class ServeProcess:

@@ -23,6 +23,7 @@ import pytest
 from engine_faults import RAISE, Faults
 from prometheus_client.parser import text_string_to_metric_families
 from serve_process import (
+    AS_ON_CUDA,
     START_S,
     NodeFiles,
     NotifySocket,
@@ -68,7 +69,11 @@ def starting(
     """The daemon, perhaps before its first engine serves."""
     files = NodeFiles(tmp_path_factory.mktemp("supervised"), supervision=SUPERVISION)
     served = ServeProcess(
-        files, NOTIFY_SOCKET=str(manager.path), WATCHDOG_USEC="4000000", **faults.environment
+        files,
+        program=AS_ON_CUDA,
+        NOTIFY_SOCKET=str(manager.path),
+        WATCHDOG_USEC="4000000",
+        **faults.environment,
     )
     yield served
     served.kill()
@@ -217,7 +222,7 @@ def test_a_first_engine_that_is_killed_while_it_starts_is_started_again(
     starting: ServeProcess,
 ) -> None:
     node = starting
-    first = until("the engine core starts", lambda: spawned(node), timeout_s=60)
+    first = until("the engine core starts", lambda: spawned(node), timeout_s=START_S)
     first.send_signal(signal.SIGKILL)
     node.wait_until_ready()
     (how,) = evidence_of(node)["processes"]
@@ -290,6 +295,7 @@ def test_a_killed_engine_is_replaced_and_nothing_is_lost(
     assert manager.having("WATCHDOG_USEC")[-1] == "4000000"
 
 
+@pytest.mark.long
 def test_an_executor_that_raises_is_replaced(daemon: ServeProcess, faults: Faults) -> None:
     node, before = daemon, life(daemon)
     faults.begin(RAISE)
@@ -304,6 +310,7 @@ def test_an_executor_that_raises_is_replaced(daemon: ServeProcess, faults: Fault
     complete(node.http, PROMPT, 4)
 
 
+@pytest.mark.long
 def test_an_engine_that_hangs_is_killed_and_replaced(daemon: ServeProcess) -> None:
     node, before, engine = daemon, life(daemon), daemon.engine()
     with beside(node, LONG_ANSWER) as whole:
@@ -329,10 +336,10 @@ def test_a_planned_restart_drains_and_puts_pending_values_in_force(daemon: Serve
     until("the change is seen", lambda: pending() == ["reference.max_num_seqs"])
     with stream(node.http, COMPLETIONS, call(PROMPT, LONG_ANSWER)) as events:
         received = [next(events)]
-        plan = post(node, "/v1/engine/restart", drain_s=60, dry_run=True).json()
+        plan = post(node, "/v1/engine/restart", drain_s=240, dry_run=True).json()
         assert "reference.max_num_seqs 4 (was 8)" in plan["sentence"]
         assert not plan["begun"]
-        assert post(node, "/v1/engine/restart", drain_s=60).json()["begun"]
+        assert post(node, "/v1/engine/restart", drain_s=240).json()["begun"]
         assert life(node).state == "draining"
         assert refused_for_want_of_an_engine(node.http.post(COMPLETIONS, json=call("late", 4)))
         again = post(node, "/v1/engine/restart")
@@ -348,6 +355,7 @@ def test_a_planned_restart_drains_and_puts_pending_values_in_force(daemon: Serve
     assert pending() == []
 
 
+@pytest.mark.long
 def test_values_that_do_not_start_are_quarantined_and_the_last_good_ones_serve(
     daemon: ServeProcess,
 ) -> None:
@@ -372,6 +380,7 @@ def test_values_that_do_not_start_are_quarantined_and_the_last_good_ones_serve(
     complete(node.http, PROMPT, 4)
 
 
+@pytest.mark.long
 def test_too_many_deaths_end_the_daemon_and_the_next_one_knows_the_last_good_values(
     daemon: ServeProcess,
 ) -> None:
@@ -381,7 +390,8 @@ def test_too_many_deaths_end_the_daemon_and_the_next_one_knows_the_last_good_val
         node.engine().send_signal(signal.SIGKILL)
         serves_again(node, restarts)
     quarantined = life(node).quarantined is not None
-    node.engine().send_signal(signal.SIGKILL)
+    node.engine().send_signal(signal.SIGTERM)
+    # A daemon that takes the signal for its own ends with 0.
     assert node.wait(60) == EXIT_ENGINE_GONE, node.log_end()
     node.assert_nothing_left()
     assert "supervision.most_restarts 3" in node.log()

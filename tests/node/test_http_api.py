@@ -1,12 +1,14 @@
 """A whole node from outside: who gets in, what it serves, what it logs, what it never does.
 
-One daemon with a key, a collector for traces, debug logs, and vLLM's switches for developers on.
+One daemon with a key, a collector for traces, debug logs, a chat template and parsers of its own,
+and vLLM's switches for developers on. The last test ends it.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from serve_process import NodeFiles, ServeProcess, until
 from streaming import CHAT, COMPLETIONS, call, complete, stream
@@ -56,11 +59,57 @@ KEY = "a-key-of-this-test-alone"
 ACCENTED = "schl\u00fcssel"
 COMMENT = "# keys of this test"
 OTHER_KEY = "vllms-own-variable"
+ENVIRONMENT = {
+    "VLLM_API_KEY": OTHER_KEY,
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "true",
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+    "OTEL_BSP_SCHEDULE_DELAY": "100",
+}
 MARKER = "zanzibarqx"
 """Part of each prompt, and of nothing else."""
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 LONG = {"max_tokens": 1_500, "temperature": 0, "ignore_eos": True}
 CONTROL = ("/v1/status", "/v1/requests", "/v1/decisions", "/v1/journal/events", "/v1/history")
+
+
+PLUGIN = '''
+from vllm.entrypoints.generate.base.protocol import (
+    ExtractedToolCallInformation, FunctionCall, ToolCall
+)
+from vllm.reasoning import ReasoningParser, ReasoningParserManager
+from vllm.tool_parsers import ToolParser, ToolParserManager
+
+
+@ToolParserManager.register_module("whole-answer")
+class WholeAnswer(ToolParser):
+    """Takes whatever the model says for the argument of one call."""
+
+    def extract_tool_calls(self, model_output, request):
+        call = FunctionCall(name="say", arguments=model_output)
+        return ExtractedToolCallInformation(
+            tools_called=True, tool_calls=[ToolCall(function=call)], content=None
+        )
+
+
+@ReasoningParserManager.register_module("first-character")
+class FirstCharacter(ReasoningParser):
+    """Takes the first character for the reasoning."""
+
+    def is_reasoning_end(self, input_ids):
+        return True
+
+    def extract_content_ids(self, input_ids):
+        return input_ids[1:]
+
+    def extract_reasoning(self, model_output, request):
+        return model_output[:1], model_output[1:]
+
+    def extract_reasoning_streaming(self, *arguments):
+        return None
+'''
+TOOLS = [{"type": "function", "function": {"name": "say", "parameters": {"type": "object"}}}]
+SAID = "an answer is due"
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +122,23 @@ def collector() -> Iterator[OtlpCollector]:
 def edge(
     tmp_path_factory: pytest.TempPathFactory, collector: OtlpCollector
 ) -> Iterator[ServeProcess]:
+    folder = tmp_path_factory.mktemp("edge")
+    (folder / "plugin.py").write_text(PLUGIN, "utf-8")
+    (folder / "chat.jinja").write_text("{{ messages[-1]['content'] }}:", "utf-8")
     files = NodeFiles(
-        tmp_path_factory.mktemp("edge"),
-        engine_args={"otlp_traces_endpoint": collector.url},
+        folder,
+        engine_args={
+            "otlp_traces_endpoint": collector.url,
+            "reasoning_parser": "first-character",
+            "reasoning_parser_plugin": str(folder / "plugin.py"),
+        },
+        frontend_args={
+            "chat_template": "chat.jinja",
+            "tool_parser_plugin": "plugin.py",
+            "tool_call_parser": "whole-answer",
+            "enable_auto_tool_choice": True,
+            "response_role": "model",
+        },
         log={"level": "debug", "format": "json"},
     )
     key_file = files.folder / "keys"
@@ -83,19 +146,11 @@ def edge(
     key_file.chmod(0o640)
     files.document["api"]["api_key_file"] = str(key_file)
     files.write_config()
-    served = ServeProcess(
-        files,
-        VLLM_API_KEY=OTHER_KEY,
-        VLLM_SERVER_DEV_MODE="1",
-        VLLM_DEBUG_LOG_API_SERVER_RESPONSE="true",
-        OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="http/protobuf",
-        OTEL_BSP_SCHEDULE_DELAY="100",
-    )
+    served = ServeProcess(files, **ENVIRONMENT)
     try:
         served.wait_until_ready()
         served.http.headers["authorization"] = f"Bearer {KEY}"
         yield served
-        assert served.end() == 0, served.log_end()
     finally:
         served.kill()
 
@@ -320,3 +375,68 @@ def test_nobody_else_reads_the_state_folder(edge: ServeProcess) -> None:
     assert state.stat().st_mode & 0o007 == 0
     assert {name: mode for name, mode in modes(state).items() if mode[-1] != "0"} == {}
     assert f"{edge.files.socket.stat().st_mode & 0o777:o}" == "660"
+
+
+def chatted(edge: ServeProcess, **more: Any) -> dict[str, Any]:
+    call = {
+        "model": "hisparsed-reference",
+        "messages": [{"role": "user", "content": SAID}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "ignore_eos": True,
+        **more,
+    }
+    answer = edge.http.post("/v1/chat/completions", json=call)
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def test_the_chat_template_makes_the_prompt(edge: ServeProcess) -> None:
+    # The reference model has a token a byte; its own template has special tokens around.
+    assert chatted(edge)["usage"]["prompt_tokens"] == len(SAID) + 1
+
+
+def test_the_tool_parser_reads_calls_and_the_reasoning_parser_what_comes_before(
+    edge: ServeProcess,
+) -> None:
+    plain = chatted(edge)["choices"][0]["message"]
+    with_tools = chatted(edge, tools=TOOLS)["choices"][0]
+    assert plain["reasoning"]
+    assert not plain.get("tool_calls")
+    (call,) = with_tools["message"]["tool_calls"]
+    assert call["function"] == {"name": "say", "arguments": plain["content"]}
+    assert with_tools["message"]["reasoning"] == plain["reasoning"]
+    assert with_tools["finish_reason"] == "tool_calls"
+
+
+def test_other_switches_count_and_prefix_hits_are_told_as_before(edge: ServeProcess) -> None:
+    body = chatted(edge)
+    assert body["choices"][0]["message"]["role"] == "model"
+    assert "cached_tokens" in body["usage"]["prompt_tokens_details"]
+
+
+def test_a_killed_daemon_takes_its_engine_along_and_another_takes_over(edge: ServeProcess) -> None:
+    engine = edge.engine()
+    with stream(edge.http, COMPLETIONS, {**call("orphan", 1), **LONG}) as events:
+        next(events)
+        edge.signal(signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            list(events)
+    edge.wait()
+    until("the engine core ends by itself", lambda: not is_alive(engine), timeout_s=20)
+    assert edge.files.socket.exists(), "a killed daemon cannot remove its socket"
+
+    second = ServeProcess(edge.files, **ENVIRONMENT)
+    try:
+        second.wait_until_ready()
+        second.http.headers["authorization"] = f"Bearer {KEY}"
+        assert complete(second.http, "hello", 4)["usage"]["completion_tokens"] == 4
+        assert second.status().node.pid == second.pid
+        assert second.end() == 0, second.log_end()
+    finally:
+        second.kill()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

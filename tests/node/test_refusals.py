@@ -3,65 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from serve_process import NodeFiles, ServeProcess, hisparsed, policy_document
+from serve_process import (
+    NodeFiles,
+    ServeProcess,
+    hisparsed,
+    message_of,
+    policy_document,
+    refusal,
+    serve,
+)
 
 from hisparsed.config.machine import nvidia_gpus
 from hisparsed.demo.node import free_port
 
 
-def serve(files: NodeFiles) -> subprocess.CompletedProcess[str]:
-    return hisparsed("serve", "--config", str(files.config_path))
-
-
-def message_of(result: subprocess.CompletedProcess[str]) -> str:
-    """The one message of a command that refused its input."""
-    assert result.returncode == 2, result.stderr
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("{")]
-    assert lines, result.stderr
-    assert lines[0].startswith("hisparsed: ")
-    assert sum(line.startswith("hisparsed: ") for line in lines) == 1, result.stderr
-    return "\n".join(lines)
-
-
-def refusal(files: NodeFiles) -> str:
-    """Why ``files`` are refused; the start must leave no socket and no process."""
-    files.write_config()
-    message = message_of(serve(files))
-    assert not files.socket.exists()
-    assert not processes_naming(files.folder)
-    return message
-
-
-def processes_naming(folder: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and any(
-                str(folder) in word for word in process.cmdline()
-            ):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+def long(*values: Any) -> Any:
+    """Each of these is a process; what it refuses has quick tests in the folders of its own."""
+    return pytest.param(*values, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"host_bugdet": "1GiB"}, ("host_bugdet", "host_budget")),
-        ({"host_budget": "24MB/s"}, ("host_budget", '"24MB/s"')),
-        ({"host_budget": "900TiB"}, ("host_budget", "900TiB", "this machine")),
-        ({"api": {"host": "0.0.0.0"}}, ("api.host", "api_key_file")),  # noqa: S104 (refused)
-        ({"engine_args": {"scheduler_cls": "x.Y"}}, ("engine_args.scheduler_cls",)),
+        long({"host_budget": "24MB/s"}, ("host_budget", '"24MB/s"')),
+        long({"host_budget": "900TiB"}, ("host_budget", "900TiB", "this machine")),
+        long({"api": {"host": "0.0.0.0"}}, ("api.host", "api_key_file")),  # noqa: S104 (refused)
+        long({"engine_args": {"scheduler_cls": "x.Y"}}, ("engine_args.scheduler_cls",)),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -84,9 +56,12 @@ def test_a_bad_node_document_names_the_line_and_what_is_right(
     ("changes", "words"),
     [
         ({"tock": "1s"}, ("tock", "tick")),
-        ({"tick": "1GiB"}, ("tick", '"1GiB"')),
-        ({"hot": {"min": 5, "max": 4}}, ("hot.max", "5", "4")),
-        ({"pools": {"offload": {"floor": "60%", "ceiling": "50%"}}}, ("pools.offload.ceiling",)),
+        long({"tick": "1GiB"}, ("tick", '"1GiB"')),
+        long({"hot": {"min": 5, "max": 4}}, ("hot.max", "5", "4")),
+        long(
+            {"pools": {"offload": {"floor": "60%", "ceiling": "50%"}}},
+            ("pools.offload.ceiling",),
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -109,7 +84,7 @@ def test_a_budget_that_holds_no_request_says_how_much_does(files: NodeFiles) -> 
     assert not files.state_dir.exists()
 
 
-@pytest.mark.parametrize("name", ["config_path", "policy_path"])
+@pytest.mark.parametrize("name", [long("config_path"), "policy_path"])
 def test_a_document_that_is_missing_is_named(files: NodeFiles, name: str) -> None:
     path: Path = getattr(files, name)
     path.unlink()
@@ -148,39 +123,7 @@ def test_a_cuda_node_without_a_gpu_is_refused(files: NodeFiles) -> None:
     assert "node: reference" in message
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("key", ["api", "metrics"])
-def test_a_port_that_a_live_node_has_is_refused(
-    node: ServeProcess, files: NodeFiles, key: str
-) -> None:
-    files.document[key] = {"port": node.files.port}
-    message = refusal(files)
-    assert f"{key}.port: 127.0.0.1:{node.files.port} is taken" in message
-    assert not files.state_dir.exists()
-
-
-@pytest.mark.engine
-def test_a_state_folder_of_a_live_node_is_refused_with_its_pid(
-    node: ServeProcess, files: NodeFiles
-) -> None:
-    files.document["state_dir"] = str(node.files.state_dir)
-    message = refusal(files)
-    assert f"state_dir: {node.files.state_dir} belongs to a running daemon" in message
-    assert f"pid {node.pid}" in message
-
-
-@pytest.mark.engine
-def test_a_control_socket_of_a_live_node_is_refused_and_goes_on_answering(
-    node: ServeProcess, files: NodeFiles
-) -> None:
-    files.document["control_socket"] = str(node.files.socket)
-    files.write_config()
-    message = message_of(serve(files))
-    assert f"control_socket: another hisparsed serves on {node.files.socket}" in message
-    assert node.status().lifecycle == "serving"
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", long("forkserver")])
 def test_a_start_method_that_shares_too_much_is_refused(files: NodeFiles, method: str) -> None:
     serve = ServeProcess(files, VLLM_WORKER_MULTIPROC_METHOD=method)
     try:
@@ -214,7 +157,7 @@ def test_a_replay_against_nothing_says_how_to_start_a_node() -> None:
     assert "hisparsed serve" in message
 
 
-@pytest.mark.parametrize("command", ["status", "explain"])
+@pytest.mark.parametrize("command", ["status", long("explain")])
 def test_asking_where_no_node_is_names_the_socket(tmp_path: Path, command: str) -> None:
     path = tmp_path / "none.sock"
     assert str(path) in message_of(hisparsed(command, "--socket", str(path)))

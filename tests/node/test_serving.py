@@ -1,4 +1,7 @@
-"""What clients, operators and the service manager see of a node that serves."""
+"""What clients, operators and the service manager see of a node that serves, until it is stopped.
+
+One daemon for the whole file; each test leaves it as it was, but for the last, which ends it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,21 @@ from contextlib import closing
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serve_process import NotifySocket, ServeProcess, hisparsed, policy_document, until
+from serve_process import (
+    AS_ON_CUDA,
+    NodeFiles,
+    NotifySocket,
+    ServeProcess,
+    hisparsed,
+    message_of,
+    policy_document,
+    refusal,
+    serve,
+    until,
+)
 from streaming import CHAT, COMPLETIONS, call, complete, stream, text_of, usage_of
 
 from hisparsed.control.journal.store import FILE_NAME
@@ -23,10 +38,33 @@ from hisparsed.policy.signals import Snapshot
 pytestmark = pytest.mark.engine
 
 MAX_MODEL_LEN = 2048
+LONG_ANSWER = 800
+"""Tokens; some seconds of generation."""
 BUDGET_BLOCKS = 24 * 2**20 // (8 * 16 * 128) - 1
 """Of 8 layers, 16 tokens and rows of 128 bytes; vLLM keeps one as its null block."""
 LONG_PROMPT = "The pools share one budget. " * 20
 GREETING = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
+
+
+@pytest.fixture(scope="module")
+def notified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotifySocket]:
+    """The service manager of ``node``."""
+    with NotifySocket(tmp_path_factory.mktemp("manager") / "notify.sock") as manager:
+        yield manager
+
+
+@pytest.fixture(scope="module")
+def node(
+    tmp_path_factory: pytest.TempPathFactory, notified: NotifySocket
+) -> Iterator[ServeProcess]:
+    files = NodeFiles(tmp_path_factory.mktemp("node"))
+    served = ServeProcess(
+        files, program=AS_ON_CUDA, NOTIFY_SOCKET=str(notified.path), WATCHDOG_USEC="4000000"
+    )
+    try:
+        yield served.wait_until_ready()
+    finally:
+        served.kill()
 
 
 @pytest.fixture
@@ -58,6 +96,16 @@ def test_the_model_is_listed_with_its_length(node: ServeProcess) -> None:
     assert card["id"] == SERVED_MODEL_NAME
     assert card["max_model_len"] == MAX_MODEL_LEN
     assert node.http.get("/health").status_code == 200
+
+
+def listens_on(process: psutil.Process) -> set[int]:
+    return {one.laddr.port for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
+
+
+def test_the_engine_is_spawned_and_shares_no_socket(node: ServeProcess) -> None:
+    """Also where vLLM would fork: see ``AS_ON_CUDA``."""
+    assert listens_on(psutil.Process(node.pid)) == {node.files.port}
+    assert node.files.port not in listens_on(node.engine())
 
 
 def test_a_completion_is_the_same_whole_and_streamed(node: ServeProcess) -> None:
@@ -370,3 +418,54 @@ def test_a_reload_by_signal_is_framed(node: ServeProcess, notified: NotifySocket
     node.signal(signal.SIGHUP)
     until("the reload has ended", lambda: len(notified.having("READY")) > before)
     assert notified.having("RELOADING")
+
+
+@pytest.mark.parametrize("key", ["api", "metrics"])
+def test_a_port_that_a_live_node_has_is_refused(
+    node: ServeProcess, files: NodeFiles, key: str
+) -> None:
+    files.document[key] = {"port": node.files.port}
+    message = refusal(files)
+    assert f"{key}.port: 127.0.0.1:{node.files.port} is taken" in message
+    assert not files.state_dir.exists()
+
+
+def test_a_state_folder_of_a_live_node_is_refused_with_its_pid(
+    node: ServeProcess, files: NodeFiles
+) -> None:
+    files.document["state_dir"] = str(node.files.state_dir)
+    message = refusal(files)
+    assert f"state_dir: {node.files.state_dir} belongs to a running daemon" in message
+    assert f"pid {node.pid}" in message
+
+
+def test_a_control_socket_of_a_live_node_is_refused_and_goes_on_answering(
+    node: ServeProcess, files: NodeFiles
+) -> None:
+    files.document["control_socket"] = str(node.files.socket)
+    files.write_config()
+    message = message_of(serve(files))
+    assert f"control_socket: another hisparsed serves on {node.files.socket}" in message
+    assert node.status().lifecycle == "serving"
+
+
+def test_a_sigterm_lets_a_running_stream_finish_and_refuses_new_calls(
+    node: ServeProcess, notified: NotifySocket
+) -> None:
+    with stream(node.http, COMPLETIONS, call("drain", LONG_ANSWER)) as events:
+        received = [next(events)]
+        node.signal(signal.SIGTERM)
+        until("the node drains", lambda: node.status().lifecycle == "draining")
+        refused = node.http.post(COMPLETIONS, json=call("late", 4))
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "node_draining"
+        with node.control_http() as control:
+            assert control.get("/readyz").status_code == 503
+        received += events
+    assert usage_of(received)["completion_tokens"] == LONG_ANSWER
+    assert node.wait() == 0, node.log_end()
+    assert "Stopped; all calls ended." in node.log()
+    assert "Traceback" not in node.log()
+    node.assert_nothing_left()
+    assert notified.having("STOPPING"), "the manager was not told of the stop"

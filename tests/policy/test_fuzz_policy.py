@@ -11,8 +11,10 @@ from hisparsed.policy.effective import CheckedPolicy, parse_policy
 from hisparsed.policy.keys import policy_keys
 from hisparsed.policy.problems import ConfigError
 from hisparsed.policy.schedules import Pressure
+from tests.examples import examples
 
-MUTATIONS = 2_000
+pytestmark = pytest.mark.examples
+MUTATIONS = examples(300, 2_000)
 BASE = """\
 version: 1
 mode: act

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import GhostPoint, LeasePoint, Lever, Progress, RequestHot, Snapshot
+from tests.examples import examples
 
 PERCENT = st.integers(0, 100)
 MODES = st.sampled_from(["act", "advise", "off"])
@@ -177,7 +179,8 @@ LENT = st.integers(0, 10_000)
 MULTIPLIER = st.integers(1, 160).map(lambda blocks: blocks / 32)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@pytest.mark.examples
+@settings(max_examples=examples(50, 150), deadline=None, derandomize=True)
 @given(policy=policies(), lent=LENT, multiplier=MULTIPLIER, steps=SEQUENCES)
 def test_floors_ceilings_and_off_hold(kit, policy, lent, multiplier, steps) -> None:
     bounds = split_bounds(policy, kit.geometry)
@@ -219,7 +222,8 @@ def test_floors_ceilings_and_off_hold(kit, policy, lent, multiplier, steps) -> N
             assert not commands
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@pytest.mark.examples
+@settings(max_examples=examples(20, 60), deadline=None, derandomize=True)
 @given(policy=policies(), lent=LENT, multiplier=MULTIPLIER, steps=SEQUENCES)
 def test_every_decision_is_complete_and_consistent(kit, policy, lent, multiplier, steps) -> None:
     for _, decision in run(kit, policy, lent, multiplier, steps):
@@ -235,7 +239,8 @@ def test_every_decision_is_complete_and_consistent(kit, policy, lent, multiplier
         assert bool(acting) == bool(decision.commands)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@pytest.mark.examples
+@settings(max_examples=examples(10, 40), deadline=None, derandomize=True)
 @given(policy=policies(), lent=LENT, multiplier=MULTIPLIER, steps=SEQUENCES)
 def test_the_same_snapshots_give_the_same_decisions(kit, policy, lent, multiplier, steps) -> None:
     first = run(kit, policy, lent, multiplier, steps)
@@ -245,7 +250,8 @@ def test_the_same_snapshots_give_the_same_decisions(kit, policy, lent, multiplie
         assert again == decision
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@pytest.mark.examples
+@settings(max_examples=examples(12, 60), deadline=None, derandomize=True)
 @given(
     lent=st.integers(100, 5_000),
     in_use=st.integers(0, 8_500),

@@ -17,6 +17,7 @@ from hisparsed.policy.reach import (
     reach_now,
 )
 from hisparsed.policy.signals import PoolGeometry
+from tests.examples import examples
 
 PERCENT = st.integers(0, 100).map(lambda percent: percent / 100)
 
@@ -47,7 +48,8 @@ def geometries(draw: st.DrawFn) -> PoolGeometry:
     )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@pytest.mark.examples
+@settings(max_examples=examples(60, 300), deadline=None, derandomize=True)
 @given(geometries(), PERCENT, st.floats(0, 1), st.integers(0, 500))
 def test_equal_reach_is_the_fewest_blocks_that_satisfy_the_law(
     geometry: PoolGeometry, margin: float, in_use_share: float, in_flight: int
@@ -65,7 +67,8 @@ def test_equal_reach_is_the_fewest_blocks_that_satisfy_the_law(
     assert blocks == 0 or not satisfied(blocks - 1)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@pytest.mark.examples
+@settings(max_examples=examples(40, 200), deadline=None, derandomize=True)
 @given(geometries(), PERCENT, st.integers(0, 5_000), st.integers(0, 500))
 def test_need_falls_with_use_and_rises_with_transfers(
     geometry: PoolGeometry, margin: float, in_use: int, in_flight: int

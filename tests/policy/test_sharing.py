@@ -17,6 +17,7 @@ from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.sharing import misses_at, share_hot_budget
 from hisparsed.policy.signals import LeasePoint, Lever, RequestHot
+from tests.examples import examples
 
 BLOCKS = (8, 16, 24, 32, 48, 64)
 
@@ -96,7 +97,8 @@ def test_on_convex_curves_no_split_is_better() -> None:
 CURVES = st.lists(st.floats(0, 1_000), min_size=1, max_size=len(BLOCKS))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@pytest.mark.examples
+@settings(max_examples=examples(50, 200), deadline=None, derandomize=True)
 @given(
     curves=st.lists(
         st.tuples(CURVES, st.integers(8, 64), st.floats(0.1, 4)), min_size=1, max_size=9

@@ -287,6 +287,7 @@ def test_json_plots_report_and_journal_of_two_policies(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_the_error_of_a_scale_is_measured_when_asked(tmp_path: Path) -> None:
     node, trace = files(tmp_path)
     options = ["--node", node, "--trace", trace, "--for", "20s", "--scale", "1/2"]

@@ -82,13 +82,17 @@ def test_one_copy_leaves_stock_vllm_as_many_more_chunks() -> None:
 @pytest.mark.engine
 @pytest.mark.parametrize("name", [pytest.param("stock", marks=pytest.mark.long), "policy"])
 def test_a_budget_of_its_own_is_what_a_policy_runs_with(tmp_path: Path, name: str) -> None:
-    plain, twice = (run(tmp_path, spec) for spec in (name, f"{name},host.budget=192MiB"))
+    plain, twice = (
+        run(tmp_path, spec, duration_s=15.0, warmup_s=5.0)
+        for spec in (name, f"{name},host.budget=192MiB")
+    )
     sizes = [
         one.samples[-1].hisparse_blocks + one.samples[-1].offload_blocks for one in (plain, twice)
     ]
     assert sizes[1] == pytest.approx(2 * sizes[0], rel=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_eight_copies_hold_an_eighth_of_the_chunks_in_a_lent_block(tmp_path: Path) -> None:
     one, eight = (run(tmp_path, f"policy,copies={copies}") for copies in (1, 8))

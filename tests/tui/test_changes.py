@@ -103,6 +103,14 @@ SAYS = {
     "unset": "hot.step goes back to what the policy document says",
     "doctor": "The node looks at what can change while it runs",
 }
+EVERY = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("reload", "mode", "set") else pytest.mark.long)
+        for name in KEYS
+    ],
+)
+"""Three of them are quick to try: without a question, by a list, by a typed value."""
 NOT_OF_A_POLICY = ("doctor",)
 """Sent without the policy generation that was seen."""
 
@@ -164,7 +172,7 @@ async def test_the_arrow_keys_reach_yes(served: Node) -> None:
         assert len(served.posts) == 1
 
 
-@pytest.mark.parametrize("name", KEYS)
+@EVERY
 async def test_read_only_refuses_every_change(served: Node, name: str) -> None:
     app = served.app(readonly=True)
     async with app.run_test(size=SIZE) as pilot:
@@ -174,7 +182,7 @@ async def test_read_only_refuses_every_change(served: Node, name: str) -> None:
         assert any("read-only" in one for one in notices(app))
 
 
-@pytest.mark.parametrize("name", KEYS)
+@EVERY
 async def test_a_node_that_is_gone_cannot_be_changed(served: Node, name: str) -> None:
     app = served.app()
     app.sessions[0].model.apply(updates.Lost("gone"), 0)

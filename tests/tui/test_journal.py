@@ -70,7 +70,7 @@ class Playing:
 
 
 @pytest.mark.parametrize("reason", Reason)
-@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("bounded", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_recorded_decision_reads_as_the_daemon_showed_it(reason: Reason, bounded: bool) -> None:
     """Whatever the reason, and also where a lever acts without another value: shared leases,
     limits alone."""

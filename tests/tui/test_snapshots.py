@@ -37,7 +37,15 @@ Pictures = dict[str, str]
 SIZES = ((80, 24), (120, 40), (200, 60))
 THEMES = ("dark", "light", "colour-blind")
 PAGES = {"1": "overview", "2": "decisions", "3": "requests", "4": "policy", "5": "logs"}
-every_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+every_size = pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(
+            size, marks=() if size == SIZES[0] else pytest.mark.long, id="x".join(map(str, size))
+        )
+        for size in SIZES
+    ],
+)
 
 
 async def picture(pilot: Pilot[None]) -> str:

@@ -29,6 +29,7 @@ from hisparsed.engine.cuda.copies import (
 )
 from hisparsed.engine.cuda.offload import CudaChunkWorker, Lanes
 from hisparsed.engine.host.chunks import ChunkLayout
+from tests.examples import examples
 
 
 @dataclass(frozen=True)
@@ -402,7 +403,8 @@ class Memory:
         )
 
 
-@settings(max_examples=40)
+@pytest.mark.examples
+@settings(max_examples=examples(12, 40))
 @given(data=st.data(), seed=st.integers(0, 1 << 30))
 def test_random_stores_and_loads_leave_equal_memory(data: st.DataObject, seed: int) -> None:
     from vllm.v1.kv_offload.base import GPULoadStoreSpec

@@ -364,6 +364,7 @@ def test_the_schedulers_side_has_nothing_to_release() -> None:
 HERE = Path(__file__).parent
 
 
+@pytest.mark.long
 def test_the_triton_kernels_serve_vllms_runtimes() -> None:
     """In a process of its own: Triton decides once whether it interprets."""
     done = subprocess.run(

@@ -66,8 +66,10 @@ def test_the_reserve_shrinks_the_process_and_comes_back_exact(engine: Any, tmp_p
     assert before - resident_bytes() > 0.9 * reserve_bytes
     apply(engine, {"reserve_target_blocks": 0})
     assert report(engine)["reserve"]["released_bytes"] == 0
-    talk = make_conversations(count=8, turns=2, first=400, later=60, answer=8, seed=4)
-    again = make_conversations(count=8, turns=2, first=400, later=60, answer=8, seed=4)
+    talk, again = (
+        make_conversations(count=3, turns=2, first=400, later=60, answer=8, seed=4)
+        for _ in range(2)
+    )
     untouched = build_engine(tmp_path, SHAPE)
     assert converse(engine, talk).answers == converse(untouched, again).answers
 

@@ -1,13 +1,11 @@
 """Races around moving blocks, on vLLM's own scheduler, pools, coordinator and offloading manager.
 
 Each race has one guard: docs/architecture.md names it, and the test fails without it. Then random
-fire: blocks are lent and recalled at any moment and transfers end whenever they like;
-``HISPARSED_FUZZ_EXAMPLES`` sets how many such runs are made (default 15).
+fire: blocks are lent and recalled at any moment and transfers end whenever they like.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +34,7 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from scripted_workers import SMALL_NODE, ScriptedWorkers
 
 from hisparsed.engine.plugin import control
+from tests.examples import examples
 
 pytestmark = pytest.mark.engine
 
@@ -471,6 +470,7 @@ class Fire(RuleBasedStateMachine):
         assert self.picture() == self.at_start
 
 
+@pytest.mark.examples
 def test_the_ledger_stays_sound_under_random_fire(tmp_path: Any) -> None:
     Fire.engine = build_engine(tmp_path, SHAPE)
     run_machine(
@@ -479,7 +479,7 @@ def test_the_ledger_stays_sound_under_random_fire(tmp_path: Any) -> None:
             derandomize=True,
             deadline=None,
             database=None,
-            max_examples=int(os.environ.get("HISPARSED_FUZZ_EXAMPLES", "15")),
+            max_examples=examples(15, 60),
             stateful_step_count=40,
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,

@@ -119,10 +119,11 @@ def test_decode_starts_with_no_residency_and_computes_one_token_of_the_prompt(fo
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "lent",
     [
-        pytest.param(0, id="nothing lent", marks=pytest.mark.long),
+        pytest.param(0, id="nothing lent"),
         pytest.param(700, id="most of the pool lent"),
     ],
 )
@@ -183,6 +184,7 @@ def test_nodes_may_differ_in_block_size(
     assert nodes.decode.counts["fetched"] == len(PROMPTS)
 
 
+@pytest.mark.long
 def test_a_decode_node_may_speculate_on_a_prefix_from_elsewhere(
     folder: Path, on_one_node: dict[str, list[list[int]]]
 ) -> None:
@@ -194,7 +196,13 @@ def test_a_decode_node_may_speculate_on_a_prefix_from_elsewhere(
     assert nodes.decode.counts["fetched"] == len(PROMPTS)
 
 
-@pytest.mark.parametrize("eager", [True, False], ids=["eager mirror", "no eager mirror"])
+@pytest.mark.parametrize(
+    "eager",
+    [
+        pytest.param(True, id="eager mirror", marks=pytest.mark.long),
+        pytest.param(False, id="no eager mirror"),
+    ],
+)
 def test_a_prefix_that_ended_in_a_chunk_of_one_token_is_whole(
     folder: Path, on_one_node: dict[str, list[list[int]]], eager: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import socket
 from collections.abc import Iterator
@@ -65,20 +66,27 @@ def failures_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text for text in caplog.messages if "was not fetched" in text]
 
 
-@pytest.mark.parametrize("fault", ["cut", "flip"])
+STAGES = {"length": 0, "greeting": 9, "rows": ROWS_AT, "index": INDEX_AT, "end": LAST_AT}
+QUICK = [("cut", "greeting"), ("cut", "rows"), ("flip", "index")]
+
+
 @pytest.mark.parametrize(
-    "at", [0, 9, ROWS_AT, INDEX_AT, LAST_AT], ids=["length", "greeting", "rows", "index", "end"]
+    ("fault", "stage"),
+    [
+        pytest.param(*one, marks=() if one in QUICK else pytest.mark.long)
+        for one in itertools.product(["cut", "flip"], STAGES)
+    ],
 )
 def test_a_transfer_that_breaks_at_any_stage_is_computed_here(
     folder: Path,
     on_one_node: list[int],
     caplog: pytest.LogCaptureFixture,
     fault: Fault,
-    at: int,
+    stage: str,
 ) -> None:
     with nodes_of(folder) as nodes:
         params = nodes.prefilled({"call": PROMPT})["call"]
-        with FaultyRelay(params["remote_port"], fault, at) as relay:
+        with FaultyRelay(params["remote_port"], fault, STAGES[stage]) as relay:
             require_computed_here(nodes, {**params, "remote_port": relay.port}, on_one_node)
             require_free(nodes)
     assert nodes.decode.counts == {"failed": 1, "recomputed_tokens": TOKENS}
@@ -165,9 +173,14 @@ def test_rows_of_another_model_are_refused(
     [
         ({"remote_host": "192.0.2.1"}, "an address of this machine would be right"),
         ({"remote_port": "14579"}, "kv_transfer_params.remote_port: '14579' is not a number"),
-        ({"remote_port": 0}, "is not a number from 1 to 65535"),
-        ({"remote_ticket": None}, "kv_transfer_params.remote_ticket: None is not a text"),
-        ({"remote_num_tokens": True}, "kv_transfer_params.remote_num_tokens: True"),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in (
+                ({"remote_port": 0}, "is not a number from 1 to 65535"),
+                ({"remote_ticket": None}, "kv_transfer_params.remote_ticket: None is not a text"),
+                ({"remote_num_tokens": True}, "kv_transfer_params.remote_num_tokens: True"),
+            )
+        ),
     ],
 )
 def test_parameters_that_cannot_be_right_are_refused_by_name(

@@ -96,6 +96,7 @@ def both_accepted_and_rejected(engine: Any) -> bool:
     return 0.2 * counts.proposed < counts.accepted < 0.8 * counts.proposed
 
 
+@pytest.mark.long
 def test_n_gram_drafts_change_no_token_and_are_mostly_wrong(folder: Path, one_by_one: Run) -> None:
     engine = build_engine(folder, AMPLE_SLAB)
     assert converse(engine, conversations()).answers == one_by_one.answers
@@ -103,6 +104,7 @@ def test_n_gram_drafts_change_no_token_and_are_mostly_wrong(folder: Path, one_by
     assert 0 < counts.accepted < counts.proposed / 4
 
 
+@pytest.mark.long
 def test_accepted_drafts_save_steps(folder: Path, one_by_one: Run) -> None:
     engine = speculating(folder, one_by_one, AMPLE_SLAB, WORST_STEP)
     run = converse(engine, conversations())
@@ -111,15 +113,10 @@ def test_accepted_drafts_save_steps(folder: Path, one_by_one: Run) -> None:
     assert run.steps < 0.8 * one_by_one.steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "multiplier",
-    [
-        1.5,
-        *(
-            pytest.param(one, marks=pytest.mark.long)
-            for one in (ONE_TOPK, WORST_STEP, VLLM_RESERVATION)
-        ),
-    ],
+    [1.5, ONE_TOPK, WORST_STEP, VLLM_RESERVATION],
 )
 def test_host_backed_rows_give_the_same_tokens_at_every_size(
     folder: Path, one_by_one: Run, multiplier: float
@@ -185,6 +182,7 @@ def test_moving_everything_at_random_gives_the_same_tokens(
     assert run.last_report["hot"]["dropped_total"] == 0
 
 
+@pytest.mark.long
 def test_preempted_requests_go_on_with_the_same_tokens(folder: Path) -> None:
     def long_answers() -> list[Conversation]:
         return make_conversations(count=8, turns=1, first=300, later=60, answer=100, seed=5)

@@ -21,6 +21,7 @@ def selections(tmp_path_factory: pytest.TempPathFactory) -> list[list[object]]:
     return list(found.values())
 
 
+@pytest.mark.long
 def test_octiles_and_ghosts_predict_the_nodes_own_misses(selections: list[list[object]]) -> None:
     positions = PROMPT + STEPS + 16
     assert len(selections) == REQUESTS * INDEX_GROUPS

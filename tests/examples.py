@@ -1,0 +1,11 @@
+"""How many examples a test tries: few in `make test`, all of them in `make test-long`.
+
+A test that asks for `examples` has the marker `examples`, which makes it one of the long ones too.
+"""
+
+ALL = [False]
+"""Set by tests/conftest.py before any test is read."""
+
+
+def examples(quick: int, full: int) -> int:
+    return full if ALL[0] else quick
