@@ -242,6 +242,30 @@ async def test_a_document_on_which_the_daemon_fails_is_rejected_like_any_other(
     assert node.source.active.value.tick == 2.0
 
 
+@pytest.fixture
+def odd_folder(tmp_path: Path) -> Path:
+    """A folder whose name is not UTF-8."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/no\xfftext"))
+    folder.mkdir()
+    return folder
+
+
+async def test_a_policy_in_a_folder_whose_name_is_no_text_is_shown_like_any_other(
+    tmp_path: Path, odd_folder: Path
+) -> None:
+    node = Node(odd_folder, state=tmp_path / "state")
+    await node.loop.start()
+    node.policy_path.write_text("version: 1\ntick: 1e300\n")
+    node.operator.reload_if_changed()
+    await node.ticks(1)
+    transport = httpx.ASGITransport(app=node.api.application())
+    async with httpx.AsyncClient(transport=transport, base_url="http://node") as http:
+        for path in ("/v1/status", "/v1/policy", "/v1/journal/events"):
+            answer = await http.get(path)
+            assert answer.status_code == 200, path
+            assert "no\\udcfftext" in answer.text.replace("\\\\", "\\"), path
+
+
 # --- its folder ---------------------------------------------------------------------
 
 
