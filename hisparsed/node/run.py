@@ -163,6 +163,8 @@ async def _serve(
     metrics_socket: socket.socket | None,
 ) -> int:
     supervisor = Supervisor(node, partial(start_session, node), read_values)
+    # Before anything is begun: a signal that raised in the middle of it would leave half of it.
+    _install_signals(node, supervisor)
     plane = node.plane
     control_server = ControlServer(
         control_api(node, supervisor).application(),
@@ -170,14 +172,14 @@ async def _serve(
         end_streams=plane.broadcast.close,
         report=plane.recorder.event,
     )
-    await control_server.start()
-    plane.journal.start()
     watching = contextlib.ExitStack()
-    watching.enter_context(watched_logs(node.views.logs))
-    if node.gpus is not None:
-        node.gpus.start()
-        watching.callback(node.gpus.stop)
     try:
+        await control_server.start()
+        plane.journal.start()
+        watching.enter_context(watched_logs(node.views.logs))
+        if node.gpus is not None:
+            node.gpus.start()
+            watching.callback(node.gpus.stop)
         return await _run(node, supervisor, api_socket, metrics_socket)
     finally:
         await control_server.stop()
@@ -192,7 +194,6 @@ async def _run(
     metrics_socket: socket.socket | None,
 ) -> int:
     """Until it is told to stop, or no engine can be kept running; the exit code."""
-    _install_signals(node, supervisor)
     config, registry = node.config, node.plane.metrics.registry
     clients = connections_of(config.api.limits)
     registry.register(ConnectionCollector(clients))

@@ -31,6 +31,17 @@ LONG_ANSWER = 800
 """Tokens; some seconds of generation, which each test cuts short or waits for."""
 
 
+def test_sigterm_while_the_control_socket_is_made_leaves_none(
+    files: NodeFiles, start: Start
+) -> None:
+    node = start(files)
+    until("its file is there", files.socket.exists, timeout_s=60)
+    node.signal(signal.SIGTERM)
+    assert node.wait(timeout_s=60) == 0, node.log_end()
+    assert "Traceback" not in node.log()
+    node.assert_nothing_left()
+
+
 def test_sigterm_while_the_engine_starts_leaves_nothing(files: NodeFiles, start: Start) -> None:
     node = start(files)
     until("the engine core starts", node.children, timeout_s=START_S)
