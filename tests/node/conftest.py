@@ -1,4 +1,4 @@
-"""Documents of nodes, and one-off nodes for tests that end theirs."""
+"""One real node for a file, and one-off nodes for tests that end theirs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,29 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from serve_process import NodeFiles, ServeProcess
+from serve_process import AS_ON_CUDA, NodeFiles, NotifySocket, ServeProcess
+
+
+@pytest.fixture(scope="module")
+def notified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotifySocket]:
+    """The service manager of ``node``."""
+    with NotifySocket(tmp_path_factory.mktemp("manager") / "notify.sock") as manager:
+        yield manager
+
+
+@pytest.fixture(scope="module")
+def node(
+    tmp_path_factory: pytest.TempPathFactory, notified: NotifySocket
+) -> Iterator[ServeProcess]:
+    """A serving reference node, shared by a file: each test leaves it as it was."""
+    files = NodeFiles(tmp_path_factory.mktemp("node"))
+    served = ServeProcess(
+        files, program=AS_ON_CUDA, NOTIFY_SOCKET=str(notified.path), WATCHDOG_USEC="4000000"
+    )
+    try:
+        yield served.wait_until_ready()
+    finally:
+        served.kill()
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from serve_process import (
-    AS_ON_CUDA,
     NodeFiles,
     NotifySocket,
     ServeProcess,
@@ -44,27 +43,6 @@ BUDGET_BLOCKS = 24 * 2**20 // (8 * 16 * 128) - 1
 """Of 8 layers, 16 tokens and rows of 128 bytes; vLLM keeps one as its null block."""
 LONG_PROMPT = "The pools share one budget. " * 20
 GREETING = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
-
-
-@pytest.fixture(scope="module")
-def notified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NotifySocket]:
-    """The service manager of ``node``."""
-    with NotifySocket(tmp_path_factory.mktemp("manager") / "notify.sock") as manager:
-        yield manager
-
-
-@pytest.fixture(scope="module")
-def node(
-    tmp_path_factory: pytest.TempPathFactory, notified: NotifySocket
-) -> Iterator[ServeProcess]:
-    files = NodeFiles(tmp_path_factory.mktemp("node"))
-    served = ServeProcess(
-        files, program=AS_ON_CUDA, NOTIFY_SOCKET=str(notified.path), WATCHDOG_USEC="4000000"
-    )
-    try:
-        yield served.wait_until_ready()
-    finally:
-        served.kill()
 
 
 @pytest.fixture
