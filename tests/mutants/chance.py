@@ -17,9 +17,7 @@ from typing import NamedTuple
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from mutation import ROOT, Mutant, copy_with, failures, node_ids, place_of, stands
+from tests.mutants.mutation import ROOT, Mutant, copy_with, failures, node_ids, place_of, stands
 
 
 class Area(NamedTuple):

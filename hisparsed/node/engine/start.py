@@ -97,6 +97,8 @@ async def _launch(node: Node, settled: Settled, folder: Path, stop: asyncio.Even
         config, most = values.config, values.max_multiplier
         require_startable(config, node.kind, max_multiplier=most)
         frontend = frontend_arguments(config, node.kind)
+        if stop.is_set():  # importing vLLM cannot be ended, but nothing is begun after it
+            raise StoppedWhileStarting
         handle = launch_engine(
             config,
             node.kind,
