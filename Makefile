@@ -59,7 +59,7 @@ help:
 	@echo "make contract  tests against the sources of vLLM's CUDA wheels, which it fetches"
 	@echo "make bench   time kernels, policy, engine and terminal view, on this machine"
 	@echo "make study   run the experiments of docs/study.md (hours): ARGS=\"--traces DIR --data DIR\""
-	@echo "make gpu     the GPU suite: one card, ten minutes, one JSON document"
+	@echo "make gpu     the GPU suite: one card or more, one JSON document; ARGS=--kernels needs no vLLM"
 	@echo "make setup   only set up $(VENV)"
 	@echo "make lock    resolve the requirement locks anew"
 	@echo "make audit   look for known vulnerabilities in what the locks pin"
@@ -105,9 +105,32 @@ bench: setup
 study: setup
 	@$(BIN)/python -m tests.bench.study $(ARGS)
 
-# Needs one NVIDIA card and a CUDA build of vLLM in .venv; elsewhere its steps are skipped.
+# On a machine with an NVIDIA card, in an environment of its own from the CUDA lock; elsewhere one
+# line says that there is none. `make gpu ARGS=--kernels` takes the Python that is there, or PYTHON,
+# with torch and Triton: no index and no vLLM.
+CUDA_VENV := .venv-cuda
+CUDA_PIP := $(CUDA_VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq
+CUDA_STAMP := $(CUDA_VENV)/.stamp-$(call hash,requirements-cuda.txt requirements-dev.txt pyproject.toml)
+HAS_CARD = $(or $(wildcard /dev/nvidia0),$(shell nvidia-smi -L 2>/dev/null | head -1))
+
 gpu:
-	@$(BIN)/python -m tests.gpu $(ARGS)
+ifneq ($(findstring --kernels,$(ARGS)),)
+	@$(or $(PYTHON),$(wildcard $(CUDA_VENV)/bin/python),$(wildcard $(BIN)/python),python3) \
+		-m tests.gpu $(ARGS)
+else ifeq ($(strip $(HAS_CARD)),)
+	@echo "No GPU to run on: there is no NVIDIA card in this machine; nothing was run."
+else
+	@$(MAKE) --no-print-directory $(CUDA_STAMP)
+	@$(CUDA_VENV)/bin/python -m tests.gpu $(ARGS)
+endif
+
+$(CUDA_STAMP):
+	@echo "setup: $(CUDA_VENV) from requirements-cuda.txt"
+	@$(or $(PYTHON),python3) -m venv --clear $(CUDA_VENV)
+	@$(CUDA_PIP) install --no-deps --requirement requirements-cuda.txt
+	@$(CUDA_PIP) install --no-deps --requirement requirements-dev.txt
+	@$(CUDA_PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
 
 # After a change of the table of vLLM names; then `make compatibility`.
 snapshots: setup
@@ -186,7 +209,7 @@ audit: $(PLACE_STAMP)
 	$(AUDIT)/bin/python .ci/audit.py $(ALL_LOCKS)
 
 clean:
-	@rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache \
+	@rm -rf $(VENV) $(CUDA_VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache \
 		.pytest_cache .ruff_cache .coverage
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	@rm -f kernels/*.so

@@ -43,6 +43,17 @@ def why_no_gpu() -> str | None:
     return None
 
 
+def why_missing(need: str) -> str | None:
+    """Why ``need`` is not met here; ``None`` where it is."""
+    absent = why_no_gpu()
+    if absent is not None or need == "gpu":
+        return absent
+    import torch
+
+    count = torch.cuda.device_count()
+    return None if count > 1 else "there is one GPU, and this needs two"
+
+
 def environment() -> Figures:
     """Versions and sizes, with a GPU or without."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -138,14 +149,48 @@ PROFILE = Path(__file__).parents[2] / "etc" / "profiles" / "one-gpu-tiny.yaml"
 MULTIPLIER = 4.0
 
 
-def tokens(kernels: str, *, graphs: bool) -> Figures:
+def pin_by_ranks() -> Figures:
+    """Seconds a GiB while every GPU's process registers the same file in shared memory, as the
+    ranks of a node do."""
+    import torch
+
+    size, ranks = GIB, torch.cuda.device_count()
+    if shutil.disk_usage(SHM).free < 2 * size:
+        raise SkipError("less than 2 GiB of shared memory are free")
+    with TemporaryDirectory(dir=SHM) as folder:
+        path = Path(folder) / "pool"
+        path.write_bytes(bytes(size))
+        code = (
+            "import sys, time, mmap, torch\n"
+            "torch.cuda.set_device(int(sys.argv[1])); torch.zeros(1, device='cuda')\n"
+            "file = open(sys.argv[2], 'r+b'); room = mmap.mmap(file.fileno(), 0)\n"
+            "memory = torch.frombuffer(room, dtype=torch.uint8)\n"
+            "began = time.perf_counter()\n"
+            "error = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)\n"
+            "took = time.perf_counter() - began\n"
+            "assert not int(error), int(error)\n"
+            "torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()); print(took)\n"
+        )
+        began = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(rank), str(path)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        took = [float(one.communicate(timeout=120)[0]) for one in began]
+    return {"ranks": ranks, "pin_s_per_gib_slowest": max(took), "pin_s_per_gib_sum": sum(took)}
+
+
+def tokens(kernels: str, *, graphs: bool, drafts: int = 0) -> Figures:
     """Compare the rounds of an engine with ``kernels``; ``graphs`` records decode steps."""
     with TemporaryDirectory() as folder:
-        engine = gpu_engine(kernels, Path(folder), graphs=graphs)
+        engine = gpu_engine(kernels, Path(folder), graphs=graphs, drafts=drafts)
         return compare(engine, Calls())
 
 
-def gpu_engine(kernels: str, folder: Path, *, graphs: bool) -> Any:
+def gpu_engine(kernels: str, folder: Path, *, graphs: bool, drafts: int = 0) -> Any:
     """vLLM's engine with everything that the daemon would set for the profile."""
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -161,7 +206,9 @@ def gpu_engine(kernels: str, folder: Path, *, graphs: bool) -> Any:
         }
     config = config.model_copy(
         update={
-            "cuda": config.cuda.model_copy(update={"kernels": kernels}),
+            "cuda": config.cuda.model_copy(
+                update={"kernels": kernels, "speculative_tokens": drafts}
+            ),
             "engine_args": arguments,
             "state_dir": folder,
         }
@@ -173,11 +220,21 @@ _ASK_EVERY_S = 2.0
 _NO_DAEMON = 2
 
 
-def serve_and_ask(within_s: float) -> Figures:
-    """Seconds to the first answer and the canary's verdict. Raises ``AssertionError``."""
+MOVES = (
+    ("split", "pools.offload.floor", "30%"),
+    ("multiplier", "hot.max", "1.5"),
+    ("admission", "admission.max_running", "3"),
+    ("watermark", "watermark.value", "64"),
+)
+"""One value of the policy for each lever, set while the daemon serves."""
+
+
+def serve_and_ask(within_s: float, *, ranks: int = 1) -> Figures:
+    """Seconds to the first answer, the canary's verdict before and after a live change for each
+    lever, and whose kernels ``auto`` took. Raises ``AssertionError``."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        document = write_document(folder)
+        document = write_document(folder, ranks=ranks)
         began_s = time.monotonic()
         daemon = subprocess.Popen(
             [sys.executable, "-m", "hisparsed", "serve", "--config", str(document)]
@@ -185,22 +242,52 @@ def serve_and_ask(within_s: float) -> Figures:
         try:
             answer = _canary(daemon, folder / "control.sock", began_s + within_s)
             took_s = time.monotonic() - began_s
+            status = _hisparsed(folder, "status", "--json")
+            for _, key, value in MOVES:
+                _hisparsed(folder, "policy", "set", key, value, "--for", "10m")
+            moved = _canary(daemon, folder / "control.sock", time.monotonic() + 60)
+            levers = json.loads(_hisparsed(folder, "status", "--json"))["levers"]
         finally:
             daemon.send_signal(signal.SIGTERM)
             code = daemon.wait(60)
-    if answer["state"] != "ok":
-        raise AssertionError(f"the canary says {answer}")
+    for one in (answer, moved):
+        if one["state"] != "ok":
+            raise AssertionError(f"the canary says {one}")
     if code:
         raise AssertionError(f"the daemon ended with {code}")
-    return {"start_and_canary_s": round(took_s, 1), "canary": answer["state"]}
+    kernels = json.loads(status)["kernels"]
+    return {
+        "start_and_canary_s": round(took_s, 1),
+        "canary": answer["state"],
+        "canary_after_moves": moved["state"],
+        "levers": {one["lever"]: [one["current"], one["reason"]] for one in levers},
+        "kernels": kernels["used"],
+        "kernels_reason": kernels["sentence"],
+        "copies_trusted": kernels["offload_trusted"],
+    }
 
 
-def write_document(folder: Path) -> Path:
+def _hisparsed(folder: Path, *arguments: str) -> str:
+    """What a command of the daemon's own answers. Raises ``AssertionError``."""
+    command = [sys.executable, "-m", "hisparsed", *arguments]
+    asked = subprocess.run(
+        [*command, "--socket", str(folder / "control.sock")],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if asked.returncode:
+        raise AssertionError(f"{' '.join(arguments)}: {asked.stderr.strip() or asked.stdout}")
+    return asked.stdout
+
+
+def write_document(folder: Path, *, ranks: int = 1) -> Path:
     """The shipped profile with its files and port elsewhere."""
     document: dict[str, Any] = yaml.safe_load(PROFILE.read_text())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    document["cuda"] |= {"tensor_parallel_size": ranks}
     document |= {
         "api": {"host": "127.0.0.1", "port": port},
         "policy": str(PROFILE.parents[1] / "policy.yaml"),
@@ -232,7 +319,7 @@ def _canary(daemon: subprocess.Popen[bytes], control: Path, until_s: float) -> d
     raise AssertionError(f"no daemon answered in time; last: {asked.stderr.strip()}")
 
 
-WITHIN_S = 600.0
+WITHIN_S = 1200.0
 _SERVE_S = 150.0
 
 STEPS = (
@@ -262,6 +349,18 @@ STEPS = (
         partial(tokens, "vllm", graphs=False),
     ),
     Step(
+        "tokens-vllm-graphs",
+        "the same with decode steps recorded as graphs",
+        150,
+        partial(tokens, "vllm", graphs=True),
+    ),
+    Step(
+        "tokens-vllm-drafts",
+        "the same with two drafts of the model's MTP layer",
+        150,
+        partial(tokens, "vllm", graphs=False, drafts=2),
+    ),
+    Step(
         "tokens-hisparsed",
         "the same with our kernels, hot buffers of different sizes",
         120,
@@ -281,10 +380,19 @@ STEPS = (
     ),
     Step("timings", "our kernels and vLLM's operator on the same steps", 90, kernel_timings),
     Step("pin", "how long registering host memory takes", 60, pin_time),
+    Step("pin-by-ranks", "every GPU's process registers the same memory", 150, pin_by_ranks),
     Step(
-        "canary",
-        "the daemon serves the tiny model and its canary answers",
-        _SERVE_S + 30,
+        "daemon",
+        "the daemon starts by itself, proves its kernels, serves, and its canary answers before "
+        "and after a live change of each lever",
+        200,
         partial(serve_and_ask, _SERVE_S),
+    ),
+    Step(
+        "daemon-two-ranks",
+        "the same with two ranks on one pool",
+        200,
+        partial(serve_and_ask, _SERVE_S, ranks=2),
+        ("gpu", "two-gpus"),
     ),
 )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import select
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gpu_steps import STEPS
 from gpu_suite import (
     Outcome,
     SkipError,
     Step,
+    exit_code,
     outcome_of,
     run_file,
     run_in_process,
@@ -107,6 +110,26 @@ def test_steps_share_the_time_and_what_comes_too_late_is_skipped() -> None:
     assert statuses(document)["c"] == "skipped"
     assert "time was over" in document["steps"][2]["reason"]
     assert [one["seconds"] for one in document["steps"]] == [40, 40, 0]
+
+
+def test_with_a_card_a_step_that_did_not_run_is_no_success() -> None:
+    passed = run([step("a"), step("b")])
+    assert exit_code(passed) == 0
+    assert exit_code(run([step("a"), step("b", skip)])) == 1
+    assert exit_code(run([step("a"), step("b", fail)])) == 1
+    late = run([step("a"), step("b")], within_s=1.0)
+    assert exit_code(late) == 1, "the suite's time was over"
+
+
+def test_only_a_second_cards_steps_may_be_left_out() -> None:
+    one_card = run(
+        [step("a"), step("two", needs=("gpu", "two-gpus"))],
+        missing=lambda need: "one GPU" if need == "two-gpus" else None,
+    )
+    assert exit_code(one_card) == 1
+    assert exit_code(one_card, optional=frozenset({"two"})) == 0
+    failed = run([step("two", fail, needs=("gpu", "two-gpus"))])
+    assert exit_code(failed, optional=frozenset({"two"})) == 1, "left out, not failed"
 
 
 def test_a_step_that_cannot_even_be_run_is_told_as_failed() -> None:
@@ -223,3 +246,59 @@ def test_the_suites_own_steps_are_bounded_and_differ() -> None:
     assert all(0 < one.limit_s <= 200 for one in STEPS)
     assert [one.name for one in STEPS if not one.needs] == ["environment"]
     assert run_file.__module__ == "gpu_suite"
+
+
+def suite(*arguments: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-m", "tests.gpu", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a card is there")
+@pytest.mark.parametrize("arguments", [(), ("--kernels",)], ids=["all", "kernels"])
+def test_without_a_card_one_line_says_so(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    asked = suite(*arguments, "--json", str(tmp_path / "out.json"))
+    assert asked.returncode == 0
+    (line,) = asked.stdout.splitlines()
+    assert line.startswith("No GPU to run on: ")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_the_kernels_alone_are_rehearsed_without_a_card(tmp_path: Path) -> None:
+    """Interpreted: the oracle, addresses past 2**31, sizes and registers."""
+    out = tmp_path / "out.json"
+    asked = suite("--kernels", "--rehearse", "--json", str(out))
+    document = json.loads(out.read_text())
+    assert statuses(document) == dict.fromkeys(
+        ("environment", "oracle", "addresses", "state-size", "registers"), "passed"
+    ), asked.stdout
+    assert asked.returncode == 0
+    figures = {one["name"]: one["figures"] for one in document["steps"]}
+    assert figures["oracle"]["loads"] > 0
+    assert figures["state-size"]["2x_128k_mb"] <= 100
+    assert figures["state-size"]["5x_128k_mb"] <= 150
+    assert all(one["registers"] <= 255 for one in figures["registers"]["kernels"])
+
+
+def test_the_kernels_alone_need_no_vllm_and_end_in_five_minutes() -> None:
+    code = (
+        "import sys; sys.path[:0] = ['tests/gpu', '.']\n"
+        "from kernel_steps import WITHIN_S, kernel_steps\n"
+        "assert WITHIN_S < 300\n"
+        "print([name for name in ('vllm', 'pytest', 'psutil', 'yaml') if name in sys.modules])\n"
+        "print([one.name for one in kernel_steps(rehearse=False)])"
+    )
+    root = Path(__file__).parents[2]
+    found = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=root
+    )
+    imported, names = found.stdout.splitlines()
+    assert imported == "[]"
+    for name in ("oracle", "graphs", "addresses", "state-size", "registers", "timings", "pinning"):
+        assert name in names
