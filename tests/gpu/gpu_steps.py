@@ -344,7 +344,7 @@ STEPS = (
     ),
     Step(
         "tokens-vllm",
-        "tiny model, vLLM's kernels: equal tokens with room, from the host, while levers move",
+        "tiny model, vLLM's kernels: with room, from the host, while levers move, from offload",
         120,
         partial(tokens, "vllm", graphs=False),
     ),

@@ -1,9 +1,11 @@
 """One engine, the same calls: twice with room, from the host, and while levers move.
 
-Greedy tokens and their log probabilities must be equal, bit for bit. Each round sends the same
-prompts at the same time, so every step has the same shape; a round whose steps have other shapes
-proves nothing and fails as such. So does an engine that with room answers differently each time:
-kernels may add up in another order. Prefixes are kept apart by a salt.
+Where log probabilities are asked for, as on a card, rounds are compared by their distance
+(``gpu_distances``): sound cards differ a little from batch to batch. Else greedy tokens must be
+equal: each round sends the same prompts at the same time, so every step has the same shape; a
+round whose steps have other shapes proves nothing and fails as such, and so does an engine that
+answers differently with room each time. Prefixes are kept apart by a salt; the last round has
+that of the first, with nothing of it left on the GPU, so its prefixes come from the offload pool.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_distances import CEILING, distance, tolerance_of
 from gpu_suite import Figures
 
 from hisparsed.engine.plugin import control
@@ -39,9 +42,12 @@ class Round:
     """What was answered; ``shapes``: tokens of each engine step."""
 
     tokens: list[list[int]]
-    log_probabilities: list[list[float]]
+    likely: list[list[tuple[int, dict[int, float]]]]
+    """By call: each token and the log probabilities of the likeliest there, as asked for."""
     shapes: list[int]
     residency: set[str]
+    cached: int
+    """Prompt tokens that were not computed."""
     moves_ms: list[float] = field(default_factory=list)
 
 
@@ -52,23 +58,28 @@ def compare(engine: Any, calls: Calls, *, seed: int = 0) -> Figures:
     _apply(core, {"offload_target_blocks": geometry["budget_blocks"] // 10})
     ample = play(engine, calls, "ample")
     again = play(engine, calls, "again")
-    try:
-        _require_equal(ample, again, "with room once more")
-    except AssertionError as error:
-        raise AssertionError(f"{error}; so no other round can prove anything here") from None
+    far = Comparison(ample, again)
     with Squeeze(core, calls) as squeeze:
         pressed = play(engine, calls, "pressed", squeeze.tight)
     with Squeeze(core, calls) as squeeze:
         mover = Mover(core, geometry, random.Random(seed), squeeze)
         moved = play(engine, calls, "moved", mover)
     moved.moves_ms = mover.took_ms
-    for name, other in (("from the host", pressed), ("while levers moved", moved)):
-        _require_equal(ample, other, name)
+    with Squeeze(core, calls) as squeeze:
+        squeeze.empty()
+    loaded = play(engine, calls, "ample")
+    far.require(pressed, "from the host")
+    far.require(moved, "while levers moved")
+    far.require(loaded, "from the offload pool", same_shapes=False)
+    if not loaded.cached:
+        raise AssertionError("no prefix came back, so nothing was loaded from the offload pool")
     if pressed.residency <= {"full"}:
         raise AssertionError("no request left the GPU, so nothing was read from the host")
     hot = _report(core)["hot"]
     return {
         "tokens_equal": sum(map(len, ample.tokens)),
+        "offload_loaded_tokens": loaded.cached,
+        **far.figures(),
         "distinct_tokens": len({token for answer in ample.tokens for token in answer}),
         "steps": len(ample.shapes),
         "residency_pressed": sorted(pressed.residency),
@@ -115,6 +126,13 @@ class Squeeze:
         surplus = self._pool.get_num_free_blocks() - free
         if surplus > 0:
             self._taken = self._pool.get_new_blocks(surplus)
+
+    def empty(self) -> None:
+        """Take every free block once, so that no page of an ended call is left on the GPU."""
+        self._give_back()
+        free = self._pool.get_num_free_blocks()
+        if free:
+            self._taken = self._pool.get_new_blocks(free)
 
     def _give_back(self) -> None:
         self._pool.free_blocks(reversed(self._taken))
@@ -165,13 +183,14 @@ def play(
         temperature=0.0,
         max_tokens=calls.answer,
         ignore_eos=True,
-        logprobs=1 if calls.log_probabilities else None,
+        logprobs=5 if calls.log_probabilities else None,
     )
     for index in range(calls.count):
         prompt = [rng.randrange(*calls.vocabulary) for _ in range(calls.prompt)]
         sent = {"prompt_token_ids": prompt, "cache_salt": salt}
         engine.add_request(f"{salt}-{index}", sent, params)
     answers: dict[str, Any] = {}
+    cached = 0
     shapes: list[int] = []
     seen: set[str] = set()
     before = _report(core)["progress"]["scheduled_tokens_total"]
@@ -182,6 +201,7 @@ def play(
         for output in engine.step():
             if output.finished:
                 answers[output.request_id] = output.outputs[0]
+                cached += output.num_cached_tokens or 0
         report = _report(core)
         if report["progress"]["scheduled_tokens_total"] > before:
             shapes.append(report["progress"]["scheduled_tokens_total"] - before)
@@ -192,46 +212,76 @@ def play(
     in_order = [answers[f"{salt}-{index}"] for index in range(calls.count)]
     return Round(
         tokens=[list(one.token_ids) for one in in_order],
-        log_probabilities=[
-            [at[token].logprob for at, token in zip(one.logprobs, one.token_ids, strict=True)]
+        likely=[
+            [
+                (token, {other: found.logprob for other, found in at.items()})
+                for at, token in zip(one.logprobs, one.token_ids, strict=True)
+            ]
             for one in in_order
             if calls.log_probabilities
         ],
         shapes=shapes,
         residency=seen,
+        cached=cached,
     )
 
 
-def _require_equal(ample: Round, other: Round, name: str) -> None:
-    if ample.shapes != other.shapes:
-        at = next(
-            (
-                index
-                for index, (a, b) in enumerate(zip(ample.shapes, other.shapes, strict=False))
-                if a != b
-            ),
-            min(len(ample.shapes), len(other.shapes)),
-        )
+class Comparison:
+    """Of other rounds with ``ample``. Raises ``AssertionError`` where ``again``, which had room
+    too, is so far from it that nothing can be proved."""
+
+    def __init__(self, ample: Round, again: Round) -> None:
+        self._ample = ample
+        self._found: dict[str, float] = {}
+        self._tolerance = CEILING
+        name = "with room once more"
+        if ample.likely:
+            self._tolerance = tolerance_of(distance(ample.likely, again.likely, name, CEILING))
+            return
+        try:
+            self.require(again, name)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; so no other round can prove anything here") from None
+
+    def require(self, other: Round, name: str, *, same_shapes: bool = True) -> None:
+        """Raises ``AssertionError`` where ``other`` differs by more than it may."""
+        if self._ample.likely:
+            found = distance(self._ample.likely, other.likely, name, self._tolerance)
+            self._found[name] = found.largest
+            return
+        if same_shapes:
+            _require_shapes(self._ample, other, name)
+        for call, (left, right) in enumerate(zip(self._ample.tokens, other.tokens, strict=True)):
+            at = _first_difference(left, right)
+            if at is not None:
+                raise AssertionError(
+                    f"{name}: call {call} has another token at {at} than with room"
+                )
+
+    def figures(self) -> Figures:
+        """How rounds were compared, and how far apart they are."""
+        if not self._ample.likely:
+            return {"compared_by": "equal tokens"}
+        distances = {f"distance {name}": round(one, 5) for name, one in self._found.items()}
+        tolerance = round(self._tolerance, 5)
+        return {"compared_by": "distance of log probabilities", "tolerance": tolerance, **distances}
+
+
+def _require_shapes(ample: Round, other: Round, name: str) -> None:
+    at = _first_difference(ample.shapes, other.shapes)
+    if at is not None:
         raise AssertionError(
             f"{name}: step {at} had another shape than with room ({len(other.shapes)} steps for "
             f"{len(ample.shapes)}), so tokens prove nothing; give the engine more GPU blocks"
         )
-    for call, (left, right) in enumerate(zip(ample.tokens, other.tokens, strict=True)):
-        if left != right:
-            at = next(
-                index
-                for index, pair in enumerate(zip(left, right, strict=True))
-                if pair[0] != pair[1]
-            )
-            raise AssertionError(f"{name}: call {call} has another token at {at} than with room")
-    for call, (left_p, right_p) in enumerate(
-        zip(ample.log_probabilities, other.log_probabilities, strict=True)
-    ):
-        if left_p != right_p:
-            off = max(abs(a - b) for a, b in zip(left_p, right_p, strict=True))
-            raise AssertionError(
-                f"{name}: call {call} has the same tokens, but log probabilities differ by {off:g}"
-            )
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    if one == other:
+        return None
+    pairs = zip(one, other, strict=False)
+    shorter = min(len(one), len(other))
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
 
 
 def _report(core: Any) -> dict[str, Any]:

@@ -25,6 +25,8 @@ def test_all_rounds_of_a_sound_engine_are_equal(engine: Any) -> None:
     assert figures["tokens_equal"] == 3 * 24
     assert figures["distinct_tokens"] > 10
     assert figures["moves"] > 5
+    assert figures["offload_loaded_tokens"] > 0
+    assert figures["compared_by"] == "equal tokens"
     assert figures["rows_loaded"] > 0
     assert figures["residency_pressed"] != ["full"]
     assert figures["move_ms_most"] >= figures["move_ms_median"] > 0
