@@ -1,7 +1,7 @@
-"""``python -m hisparsed.kernels.triton_report [--json]``: what the Triton kernels cost an SM.
+"""``python -m hisparsed.kernels.triton_report [--json] [--sm 100]``: what the kernels cost an SM.
 
-Compiles every kernel for sm_90 as the launcher would, with no GPU, and reads registers, stack
-and shared memory from the machine code. Says nothing about time.
+Compiles every Triton kernel for sm_90 (or another) as the launcher would, with no GPU, and reads
+registers, stack and shared memory from the machine code. Says nothing about time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from hisparsed.kernels.state import ResolverState
 from hisparsed.kernels.step import Step
 from hisparsed.kernels.triton_language import Launch
 
-TARGET = GPUTarget("cuda", 90, 32)
 K = 2048
 CAPACITIES = (2048, 4096, 5120, 16384)
 _BLOCK = 64
@@ -44,14 +43,21 @@ _TYPES = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m hisparsed.kernels.triton_report")
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--sm", type=int, default=90, help="compute capability, two digits or more")
     arguments = parser.parse_args()
+    target = GPUTarget("cuda", arguments.sm, 32)
     figures = [
-        resources(launch) | {"capacity": capacity}
+        resources(launch, target) | {"capacity": capacity}
         for capacity in CAPACITIES
         for launch in step_launches(capacity)
     ]
-    figures.append(resources(row_gather()) | {"capacity": None})
-    report = {"target": "sm_90", "k": K, "triton": triton.__version__, "kernels": figures}
+    figures.append(resources(row_gather(), target) | {"capacity": None})
+    report = {
+        "target": f"sm_{arguments.sm}",
+        "k": K,
+        "triton": triton.__version__,
+        "kernels": figures,
+    }
     sys.stdout.write((json.dumps(report) if arguments.json else table(figures)) + "\n")
 
 
@@ -89,12 +95,12 @@ def row_gather() -> Launch:
     return triton_backend.gather_launch(memory, memory, layout, rows, rows, counts)
 
 
-def resources(launch: Launch) -> dict[str, Any]:
-    """Compile one launch for ``TARGET``; registers a thread, bytes of stack and shared memory.
+def resources(launch: Launch, target: GPUTarget) -> dict[str, Any]:
+    """Compile one launch for ``target``; registers a thread, bytes of stack and shared memory.
 
     Raises ``RuntimeError`` where the tool that reads machine code does not run.
     """
-    compiled = triton.compile(_source(launch), target=TARGET, options={"num_warps": launch.warps})
+    compiled = triton.compile(_source(launch), target=target, options={"num_warps": launch.warps})
     usage = _usage(compiled.asm["cubin"])
     return {
         "kernel": launch.kernel.__name__,

@@ -199,6 +199,25 @@ def test_what_is_left_in_the_workspace_does_not_matter() -> None:
             left.random_(-(2**31), 2**31 - 1)
 
 
+def test_work_goes_with_the_context_in_use_not_with_the_longest_one() -> None:
+    shape = Shape(
+        states=1,
+        capacity=12,
+        positions=40_000,
+        block_size=64,
+        stride=64,
+        topk=4,
+        host_blocks=700,
+    )
+    world, step = world_of_one(shape)
+    step([1, 70, 3, 4])
+    bits = workspace(world.states["triton"], 1, 4).bits
+    bits.fill_(-77)
+    step([5, 95, 64, 4])
+    assert (bits[:3] != -77).all()
+    assert (bits[3:] == -77).all()
+
+
 @pytest.mark.parametrize("launched", range(2))
 def test_step_that_broke_off_leaves_nothing_to_the_next(
     launched: int, monkeypatch: pytest.MonkeyPatch

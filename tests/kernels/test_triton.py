@@ -42,7 +42,7 @@ def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess
 NOT_HERE = "not threads and not (do_not_mix and 64)"
 ON_TRITON = f"{NOT_HERE} and (triton or walk or history)"
 SHARED = ("test_resolver_errors.py", "test_resolver_random.py", "test_gather.py")
-SLOW = ("test_resolver_behaviour.py", "interpreted_triton.py")
+SLOW = ("test_resolver_behaviour.py", "test_resolver_lives.py", "interpreted_triton.py")
 
 
 @pytest.mark.parametrize(
