@@ -20,12 +20,12 @@ def printable(text: str, *, lines: bool = True) -> str:
     """``text`` with everything escaped that is no letter, sign or space of its own.
 
     Control characters, those that turn the direction of writing, and halves of characters (lone
-    surrogates), which UTF-8 does not take. ``lines``: ends of lines stay.
+    surrogates), which UTF-8 does not take. ``lines``: ends of lines and tabs stay.
     """
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() or (lines and one == "\n") else _escaped(one) for one in text
+        one if one.isprintable() or (lines and one in "\n\t") else _escaped(one) for one in text
     )
 
 

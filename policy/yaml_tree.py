@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 import yaml
 from yaml.events import AliasEvent
 
-from hisparsed.policy.problems import ConfigError, KeyPath, Problem, printable, shown
+from hisparsed.policy.problems import ConfigError, KeyPath, Problem, shown
 
 MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 32
@@ -26,6 +26,8 @@ _SCALARS: Final = {
         r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+", re.ASCII
     ),
 }
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""No name, path or pattern needs one; the operating system takes no path with the first."""
 # Python refuses to convert longer ones, and no setting needs them.
 _MAX_DIGITS: Final = 40
 
@@ -222,10 +224,12 @@ class _Builder:
 
     def _whole(self, node: yaml.Node, text: str, path: KeyPath) -> str:
         """``text``, which an escape such as `"\\ud800"` can give half of a character."""
-        found = printable(text)
+        found = text.encode("utf-8", "backslashreplace").decode("utf-8")
         if found != text:
             hint = "write both halves of the pair, or leave the character out"
             self._note(node, path, f"{shown(found)} has half of a character", hint)
+        if _CONTROL.search(found):
+            self._note(node, path, f"{shown(found)} has a control character", "leave it out")
         return found
 
     def _refuse_tag(self, node: yaml.Node, path: KeyPath) -> None:

@@ -113,3 +113,16 @@ def refused(model: type[BaseModel], base: str, key: str, value: str) -> str:
     with pytest.raises(ConfigError) as caught:
         parse_document(text, "x.yaml", model)
     return str(caught.value)
+
+
+@pytest.mark.parametrize("value", [r'"/run/\0"', r'"/run/\e[31m"', r'"/run/\x7f"', r'"/run/\x9b"'])
+def test_a_path_with_a_control_character_is_refused(value: str) -> None:
+    assert "has a control character" in refused(
+        NodeConfig, "host_budget: 1GiB", "control_socket", value
+    )
+
+
+def test_other_characters_that_cannot_be_seen_are_text() -> None:
+    text = 'host_budget: 1GiB\nengine_args: {a: "x\\ty\\nz \\u200d \\u202e"}\n'
+    config = parse_document(text, "x.yaml", NodeConfig).value
+    assert config.engine_args == {"a": "x\ty\nz \u200d \u202e"}
