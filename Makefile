@@ -81,7 +81,7 @@ test-long: setup
 	@$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile $(ARGS)
 
 standin: setup
-	@HISPARSED_STANDIN=1 $(BIN)/python -m pytest tests/standin $(ARGS)
+	@$(BIN)/python -m pytest -m long tests/standin $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

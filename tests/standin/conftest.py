@@ -1,11 +1,7 @@
-"""One CUDA node on stand-in cards for the whole folder.
-
-In work: the tests run by themselves with `make standin`, not in `make test` yet.
-"""
+"""One CUDA node on stand-in cards for the whole folder; `make standin` runs it alone."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "node")]
 
 if TYPE_CHECKING:
     from standin_node import CudaNode
-
-collect_ignore_glob = [] if os.environ.get("HISPARSED_STANDIN") else ["test_*.py"]
 
 
 @pytest.fixture(scope="session")

@@ -6,16 +6,12 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "node"))
-
 import psutil
 import serve_process
 from serve_process import NodeFiles, ServeProcess, policy_document, until

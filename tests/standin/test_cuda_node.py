@@ -12,7 +12,7 @@ import threading
 import pytest
 from standin_node import ANSWER, CudaNode, prompts
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,13 @@ def test_tokens_stay_while_every_lever_moves(node: CudaNode, alone: list[list[in
     assert len(seen) == 2, f"the levers did not move: {seen}"
     assert node.external_hits() > loaded, "no chunk came back from the offload pool"
     assert sum(one.get("loaded_as_stored", 0) for one in node.workers()) > 0
+
+
+def test_one_rank_stores_the_one_copy_and_every_rank_loads_it(node: CudaNode) -> None:
+    """After the test above: chunks came and went."""
+    stores = [one.get("chunk_stores", 0) for one in node.workers()]
+    assert sorted(map(bool, stores)) == [False, True], f"stores by rank: {stores}"
+    assert all(one.get("chunk_loads", 0) for one in node.workers())
 
 
 def test_a_slow_rank_delays_and_changes_nothing(node: CudaNode, alone: list[list[int]]) -> None:

@@ -1,6 +1,6 @@
 """Writes the table of the worker's side into docs/cuda.md, from what a stand-in node called.
 
-``STANDIN_CALLS=DIR pytest tests/standin && python tests/standin/worker_table.py DIR``.
+``STANDIN_CALLS=DIR make standin && python tests/standin/worker_table.py DIR``.
 """
 
 from __future__ import annotations
@@ -84,8 +84,11 @@ def called(folder: Path) -> dict[str, set[str]]:
                 ),
                 None,
             )
-            outer = name.split(".")[0]
-            if part is not None and outer.isidentifier() and not outer.startswith("_"):
+            outer, last = name.split(".")[0], name.split(".")[-1]
+            # A capital at the end is a class's body, which ran when its module was imported.
+            if part is None or last[:1].isupper():
+                continue
+            if outer.isidentifier() and not outer.startswith("_"):
                 found[part].add(outer)
     return found
 

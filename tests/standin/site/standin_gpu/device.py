@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from standin_gpu import evidence
+
 CARD_BYTES = int(os.environ.get("STANDIN_GPU_BYTES", str(2**30)))
 CARDS = int(os.environ.get("STANDIN_GPUS", "8"))
 _REAL_DEVICE = torch.device
@@ -133,6 +135,7 @@ class _Runtime:
     @staticmethod
     def cudaHostUnregister(address: int) -> _Result:  # noqa: N802
         time.sleep(float(os.environ.get("STANDIN_UNPIN_S", "0")))
+        evidence.tell(unpinned_at=time.time())
         return _Result(0 if pinned.pop(address, None) is not None else 713)
 
     @staticmethod

@@ -9,12 +9,17 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 _folder = os.environ.get("STANDIN_EVIDENCE")
-_known: dict[str, Any] = {"began_with": list(sys.orig_argv)}
+_known: dict[str, Any] = {
+    "pid": os.getpid(),
+    "began_at": time.time(),
+    "began_with": list(sys.orig_argv),
+}
 
 
 def tell(**facts: Any) -> None:

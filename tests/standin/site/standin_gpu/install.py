@@ -112,6 +112,7 @@ def install() -> None:
         _replace(f"_{name}_kernel", getattr(triton_kernels, name), "vllm.v1.worker.gpu.block_table")
     triton_kernels.quick_interpreter()
     _name_regions()
+    _count_chunk_batches()
     _exact_products()
     _weights()
 
@@ -127,6 +128,19 @@ def _name_regions() -> None:
         evidence.tell(regions=[self.mmap_path.rpartition("/")[2]])
 
     SharedOffloadRegion.__init__ = made
+
+
+def _count_chunk_batches() -> None:
+    """Tell how often this rank stores to the offload pool and loads from it."""
+    from hisparsed.engine.cuda.copies import CudaLane
+
+    submit = CudaLane.submit
+
+    def counted(self: Any, *batch: Any) -> Any:
+        evidence.count(**{"chunk_loads" if self._source_is_stable else "chunk_stores": 1})
+        return submit(self, *batch)
+
+    CudaLane.submit = counted  # type: ignore[method-assign]
 
 
 def _exact_products() -> None:
