@@ -36,7 +36,7 @@ from hisparsed.engine.compat.residency import ACTIVE_TAIL_PAGES
 from hisparsed.engine.resident import CountingResidentManager
 
 
-class Page:
+class ResidentPage:
     """The GPU blocks of one page, in the order of the index groups."""
 
     __slots__ = ("blocks", "host_hash", "ids", "is_watched", "owners")
@@ -61,15 +61,15 @@ class PageTables:
 
     def __init__(self, managers: Sequence[Any]) -> None:
         self._rows = tuple(manager.req_to_blocks for manager in managers)
-        self._known: dict[str, list[Page | None]] = {}
+        self._known: dict[str, list[ResidentPage | None]] = {}
         self.host_only: dict[str, int] = {}
         """Pages of each request that are only on the host."""
 
-    def known(self, request_id: str) -> list[Page | None]:
+    def known(self, request_id: str) -> list[ResidentPage | None]:
         """What was taken up so far; safe while some groups have more blocks than others."""
         return self._known.get(request_id, _NONE)
 
-    def table(self, request_id: str) -> list[Page | None]:
+    def table(self, request_id: str) -> list[ResidentPage | None]:
         """All pages that every group has a block for."""
         known = self._known.get(request_id)
         if known is None:
@@ -82,13 +82,13 @@ class PageTables:
             columns = [rows[request_id][begin:end] for rows in self._rows]
             known.extend(
                 [
-                    None if blocks[0].is_null else Page(blocks)
+                    None if blocks[0].is_null else ResidentPage(blocks)
                     for blocks in zip(*columns, strict=True)
                 ]
             )
         return known
 
-    def drop(self, request_id: str, page: int) -> Page | None:
+    def drop(self, request_id: str, page: int) -> ResidentPage | None:
         """The request no longer reads that page from the GPU; returns what it read."""
         known = self.known(request_id)
         found = known[page] if page < len(known) else None
@@ -97,7 +97,7 @@ class PageTables:
             self.host_only[request_id] = self.host_only.get(request_id, 0) + 1
         return found
 
-    def adopt(self, request_id: str, page: int, found: Page) -> None:
+    def adopt(self, request_id: str, page: int, found: ResidentPage) -> None:
         """The request reads a page that it had only on the host from the GPU."""
         self._known[request_id][page] = found
         self.host_only[request_id] = self.host_only.get(request_id, 0) - 1
@@ -107,7 +107,7 @@ class PageTables:
         self.host_only.pop(request_id, None)
 
 
-_NONE: list[Page | None] = []
+_NONE: list[ResidentPage | None] = []
 
 
 class PagedResidentManager(CountingResidentManager):
@@ -186,14 +186,14 @@ class PagedBlockPool(BlockPool):  # type: ignore[misc]
                 page.is_watched = False
                 self._page_lost(page)
 
-    def pin(self, page: Page) -> None:
+    def pin(self, page: ResidentPage) -> None:
         """As ``touch``: one reference more on each block."""
         for block in page.blocks:
             if block.ref_cnt == 0:
                 self.free_block_queue.remove(block)
             block.ref_cnt += 1
 
-    def unpin(self, page: Page) -> None:
+    def unpin(self, page: ResidentPage) -> None:
         """As ``unpin_blocks`` of each block in turn: readable until one is handed out."""
         if not page.is_watched:
             page.is_watched = True
@@ -206,7 +206,7 @@ class PagedBlockPool(BlockPool):  # type: ignore[misc]
         if released:
             self.free_block_queue.append_n(released)
 
-    def unpin_in_order(self, pages: Sequence[Page]) -> None:
+    def unpin_in_order(self, pages: Sequence[ResidentPage]) -> None:
         """The first group's blocks of all ``pages`` first, as a request that ends gives them."""
         for page in pages:
             if not page.is_watched:
@@ -238,7 +238,7 @@ class PagedBlockPool(BlockPool):  # type: ignore[misc]
 class PagedCoordinator(HiSparseCoordinator):  # type: ignore[misc]
     """vLLM's coordinator with pages whole. Where a method is not here, vLLM's own is in force."""
 
-    copies: dict[Any, Page]
+    copies: dict[Any, ResidentPage]
     resident_managers: tuple[Any, ...]
 
     def start_paging(self) -> None:
@@ -294,7 +294,7 @@ class PagedCoordinator(HiSparseCoordinator):  # type: ignore[misc]
         if page is not None:
             page.host_hash = None
 
-    def _page(self, request_id: str, number: int) -> Page | None:
+    def _page(self, request_id: str, number: int) -> ResidentPage | None:
         table = self.pages.table(request_id)
         return table[number] if number < len(table) else None
 
@@ -320,7 +320,7 @@ class PagedCoordinator(HiSparseCoordinator):  # type: ignore[misc]
         state.unpinned_pages.add(page_idx)
         return True
 
-    def page_lost(self, page: Page) -> None:
+    def page_lost(self, page: ResidentPage) -> None:
         """One of its blocks is handed out, so nobody can read it any more."""
         if page.host_hash is not None:
             self._drop_copy(page.host_hash)

@@ -58,7 +58,7 @@ def compare(engine: Any, calls: Calls, *, seed: int = 0) -> Figures:
     _apply(core, {"offload_target_blocks": geometry["budget_blocks"] // 10})
     ample = play(engine, calls, "ample")
     again = play(engine, calls, "again")
-    far = Comparison(ample, again)
+    far = RoundDistance(ample, again)
     with Squeeze(core, calls) as squeeze:
         pressed = play(engine, calls, "pressed", squeeze.tight)
     with Squeeze(core, calls) as squeeze:
@@ -226,7 +226,7 @@ def play(
     )
 
 
-class Comparison:
+class RoundDistance:
     """Of other rounds with ``ample``. Raises ``AssertionError`` where ``again``, which had room
     too, is so far from it that nothing can be proved."""
 

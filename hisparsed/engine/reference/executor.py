@@ -37,7 +37,7 @@ from hisparsed.engine.reference.model_folder import (
     kv_layer_name,
 )
 from hisparsed.engine.reference.requests import RequestState, RequestTables, ScheduledTokens
-from hisparsed.engine.reference.sampling import StepSampler, Wanted, natural_logits
+from hisparsed.engine.reference.sampling import SampledRequest, StepSampler, natural_logits
 from hisparsed.engine.reference.step import StepKV
 from hisparsed.engine.reference.store import KVStore
 from hisparsed.engine.scratch import scratch_block_ids
@@ -51,7 +51,7 @@ class _Computed:
     scheduled: tuple[str, ...]
     drafts: Mapping[str, Sequence[int]]
     """As the scheduler named them, with its padding."""
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[SampledRequest, ...]
     logits: torch.Tensor
     prompt_logprobs: dict[str, LogprobsTensors]
     connector_output: KVConnectorOutput
@@ -126,7 +126,7 @@ class ReferenceExecutor(InProcessExecutor):
         )
         for request_id, pages, block_ids in self._residency.updates(output, hisparse):
             self._tables.update_residency(request_id, pages, block_ids)
-        wanted: tuple[Wanted, ...] = ()
+        wanted: tuple[SampledRequest, ...] = ()
         prompts: dict[str, LogprobsTensors] = {}
         with torch.inference_mode():
             if segments:
@@ -203,7 +203,7 @@ class ReferenceExecutor(InProcessExecutor):
 
     def _forward(
         self, segments: list[ScheduledTokens]
-    ) -> tuple[tuple[Wanted, ...], torch.Tensor, dict[str, LogprobsTensors]]:
+    ) -> tuple[tuple[SampledRequest, ...], torch.Tensor, dict[str, LogprobsTensors]]:
         """Whose tokens are wanted, the logits of their rows in order, and what was asked of
         prompts that are complete now."""
         kv = StepKV(self._geometry, self._store, self._tables, self._hot, segments)
@@ -216,7 +216,7 @@ class ReferenceExecutor(InProcessExecutor):
         self._hot.rewritten(segments)
         hidden = self._model.forward(torch.tensor(tokens), kv.positions, kv)
         rows: list[int] = []
-        wanted: list[Wanted] = []
+        wanted: list[SampledRequest] = []
         prompts: dict[str, LogprobsTensors] = {}
         end = 0
         for segment, state in zip(segments, states, strict=True):
@@ -225,7 +225,7 @@ class ReferenceExecutor(InProcessExecutor):
                 prompts[segment.request_id] = found
             end += segment.count
             if segment.known_end >= len(state.tokens):
-                wanted.append(Wanted(segment.request_id, state, segment.drafts))
+                wanted.append(SampledRequest(segment.request_id, state, segment.drafts))
                 rows.extend(range(end - 1 - len(segment.drafts), end))
         return tuple(wanted), self._logits(hidden[rows]), prompts
 

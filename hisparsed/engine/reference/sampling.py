@@ -59,7 +59,7 @@ def natural_logits(logits: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SampledRequest:
     """One request of the step: its next token is wanted, and those after each draft."""
 
     request_id: str
@@ -71,7 +71,7 @@ class Wanted:
 class _Row:
     """One position to sample, ``ahead`` drafts beyond the certain tokens."""
 
-    wanted: Wanted
+    wanted: SampledRequest
     ahead: int
 
     @property
@@ -97,7 +97,7 @@ class StepSampler:
     def sample(
         self,
         logits: torch.Tensor,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[SampledRequest],
         allowed: Mapping[str, torch.Tensor],
     ) -> tuple[dict[str, list[int]], dict[str, LogprobsLists]]:
         """New tokens by request, and log probabilities of those that asked for them.

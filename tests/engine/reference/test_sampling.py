@@ -11,21 +11,21 @@ from vllm import SamplingParams
 
 from hisparsed.engine.reference.model_folder import EOS_TOKEN_ID, VOCAB_SIZE
 from hisparsed.engine.reference.requests import RequestState
-from hisparsed.engine.reference.sampling import StepSampler, Wanted, natural_logits
+from hisparsed.engine.reference.sampling import SampledRequest, StepSampler, natural_logits
 
 PROMPT = list(b"prompt")
 
 
 def wanted(
     output: str = "", drafts: tuple[int, ...] = (), name: str = "one", **sampling: Any
-) -> Wanted:
+) -> SampledRequest:
     params = SamplingParams(**{"temperature": 0.0, **sampling})
     params.update_from_generation_config({}, eos_token_id=EOS_TOKEN_ID)
     tokens = [*PROMPT, *output.encode()]
     state = RequestState(
         row=0, tokens=tokens, params=params, prompt_len=len(PROMPT), known=len(PROMPT)
     )
-    return Wanted(name, state, drafts)
+    return SampledRequest(name, state, drafts)
 
 
 def rows(*best: str, runner_up: str = "z") -> torch.Tensor:
@@ -37,7 +37,7 @@ def rows(*best: str, runner_up: str = "z") -> torch.Tensor:
     return logits
 
 
-def sample(logits: torch.Tensor, *requests: Wanted) -> list[str]:
+def sample(logits: torch.Tensor, *requests: SampledRequest) -> list[str]:
     tokens, _ = StepSampler().sample(logits, requests, {})
     return [bytes(tokens[one.request_id]).decode("latin-1") for one in requests]
 

@@ -38,7 +38,7 @@ def prove_hot(sizes: HotSizes, device: torch.device) -> HotProof:
     with torch.inference_mode():
         pool = Pool(work, device, seed=_SEED)
         vllm, ours = Side(pool, device, ours=False), Side(pool, device, ours=True)
-        proof = Comparison(pool, vllm, ours, device)
+        proof = SideBySide(pool, vllm, ours, device)
         steps = work_steps(work, device, seed=_SEED)
         difference = proof.compare(steps, EAGER_STEPS)
         recorded = difference is None and device.type == "cuda"
@@ -69,7 +69,7 @@ def _require_nothing_dropped(side: Side) -> None:
         raise RuntimeError(f"{counters[-1]} selected rows had no place in a step")
 
 
-class Comparison:
+class SideBySide:
     """Steps through both sides. ``rows``: compared so far."""
 
     def __init__(self, pool: Pool, vllm: Side, ours: Side, device: torch.device) -> None:
