@@ -57,6 +57,16 @@ def test_an_idle_engine_moves_blocks_both_ways(engine: Any) -> None:
     assert apply(engine, {"offload_target_blocks": 100})["lent_blocks"] == 100
 
 
+def test_nothing_is_lent_where_copies_are_not_proved(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent = report(engine)["offload"]["lent_blocks"]
+    monkeypatch.setattr(core_of(engine).scheduler.hisparsed, "_lends", False)
+    with pytest.raises(ValueError, match="copies of indexer chunks are not proved"):
+        apply(engine, {"offload_target_blocks": 10})
+    assert report(engine)["offload"]["lent_blocks"] == lent
+
+
 def test_a_target_beyond_the_floor_is_bounded_and_said(engine: Any) -> None:
     told = report(engine)
     geometry, floor = told["geometry"], told["hisparse"]["floor_blocks"]

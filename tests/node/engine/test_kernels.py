@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +23,8 @@ from hisparsed.engine.cuda.proof.question import ChunkProof, HotProof, Proof, Qu
 from hisparsed.engine.kernel_choice import KernelReason
 from hisparsed.errors import UserError
 from hisparsed.logs.ring import LogLine
-from hisparsed.node.engine.kernels import KernelKeeper, kernel_error
+from hisparsed.node.engine.kernels import KernelKeeper, Settled, kernel_error
+from hisparsed.node.engine.start import StoppedWhileStarting, _settle
 from hisparsed.node.engine.values import EngineValues
 from hisparsed.policy.events import EventKind
 
@@ -216,11 +220,32 @@ def test_errors_of_kernels_are_told_from_others(text: str, is_ours: bool) -> Non
 
 
 def test_choosing_imports_neither_vllm_nor_torch() -> None:
-    import subprocess
-
     code = (
         "import sys, hisparsed.node.engine.kernels\n"
         "print([name for name in ('torch', 'vllm') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "[]"
+
+
+async def test_a_stop_ends_a_proof_that_goes_on(tmp_path: Path) -> None:
+    stop, ended = asyncio.Event(), asyncio.Event()
+
+    async def settle(_values: EngineValues) -> Settled:
+        stop.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError("nobody sets that event")
+
+    node: Any = SimpleNamespace(kernels=SimpleNamespace(settle=settle))
+    with pytest.raises(StoppedWhileStarting):
+        await _settle(node, values(tmp_path), stop)
+    assert ended.is_set()
+
+
+async def test_nodes_without_kernels_to_choose_take_the_values_as_they_are(tmp_path: Path) -> None:
+    node: Any = SimpleNamespace(kernels=None)
+    asked = values(tmp_path)
+    assert await _settle(node, asked, asyncio.Event()) == Settled(asked)
