@@ -48,6 +48,7 @@ class EventKind(StrEnum):
     LEDGER_VIOLATION = "ledger-violation", EventLevel.ERROR
     LEDGER_SOUND = "ledger-sound"
     CANARY_RECORDED = "canary-recorded"
+    CANARY_SUSPECT = "canary-suspect", EventLevel.WARNING
     CANARY_MISMATCH = "canary-mismatch", EventLevel.ERROR
     CANARY_FAILED = "canary-failed", EventLevel.WARNING
     CANARY_CLEARED = "canary-cleared"

@@ -1,9 +1,9 @@
 """One round of the canary: when it is due, what it asks, and what the answers say.
 
-A round asks one fixed prompt in each residency, greedily. The text is made up here and holds
-nothing of any user. Rounds are due once at the start, then by time and by how much memory moved; a
-node with more work than it can do is skipped, and skipped rounds are counted. Pure: time comes
-from outside, and ``CanaryEngine`` stands for the engine.
+A round asks one fixed prompt in each residency, greedily, with log probabilities. The text is made
+up here and holds nothing of any user. Rounds are due once at the start, then by time and by how
+much memory moved; a node with more work than it can do is skipped, and skipped rounds are counted.
+Pure: time comes from outside, and ``CanaryEngine`` stands for the engine.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from hisparsed.canary.verdict import Finding, Judged, RecordedAnswer
 from hisparsed.control.status.document import CanaryRun
 from hisparsed.engine.messages import CanaryReport, Residency
 from hisparsed.policy.schema import Canary
 from hisparsed.policy.signals import PoolGeometry
+from hisparsed.policy.units import counted
 
 
 class Trigger(StrEnum):
@@ -26,6 +28,8 @@ class Trigger(StrEnum):
     START = "start"
     PERIOD = "period"
     MOVE = "move"
+    AGAIN = "again"
+    """The baseline is being learned, or the last round was suspect."""
     OPERATOR = "operator"
 
 
@@ -52,12 +56,13 @@ class CanarySchedule:
         self._target: int | None = None
         self._moved = 0
 
-    def look(self, settings: Canary, seen: Conditions) -> Trigger | None:
-        """Why a round should begin now; ``None`` when none should."""
+    def look(self, settings: Canary, seen: Conditions, *, again: bool = False) -> Trigger | None:
+        """Why a round should begin now; ``None`` when none should. ``again``: as soon as the
+        policy lets it."""
         if self._target is not None:
             self._moved += abs(seen.offload_target_blocks - self._target)
         self._target = seen.offload_target_blocks
-        due = self._due(settings, seen)
+        due = self._due(settings, seen) or (Trigger.AGAIN if again else None)
         if due is None or seen.now_s - self._tried_s < settings.least_gap:
             return None
         if seen.waiting > settings.most_waiting or seen.coverage_low:
@@ -100,9 +105,13 @@ class CanaryQuestion:
 
 @dataclass(frozen=True, slots=True)
 class CanaryAnswer:
-    tokens: tuple[int, ...]
+    positions: RecordedAnswer
     prefix_hit_tokens: int
     seen: CanaryReport
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(position.token for position in self.positions)
 
 
 class CanaryEngine(Protocol):
@@ -126,11 +135,21 @@ def prompt_tokens(prefix: float, geometry: PoolGeometry) -> int:
 
 
 def make_prompt(engine: CanaryEngine, wanted: int) -> tuple[int, ...]:
-    """Token ids of a prompt of ``wanted`` tokens; the beginning of any longer one."""
+    """Token ids of a prompt of ``wanted`` tokens: a list, and its beginning once more.
+
+    What follows is predictable, the rest of the list, and has to be read from far rows: a model
+    copies with large margins, so rounding changes few tokens, and harm to those rows shows.
+    """
+    again = wanted // _SHARE_AGAIN
     lines = max(1, wanted // 16)
     while len(found := engine.tokens_of(_text(lines))) < wanted:
         lines *= 2
-    return tuple(found[:wanted])
+    between = engine.tokens_of("\n\n")
+    return (*found[: wanted - again - len(between)], *between, *found[:again])
+
+
+_SHARE_AGAIN = 4
+"""A part of the prompt is the beginning of the list once more."""
 
 
 def _text(lines: int) -> str:
@@ -158,30 +177,41 @@ def first_questions(prompt: tuple[int, ...], tokens: int) -> tuple[CanaryQuestio
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """``expected`` tokens against those of each question of the round."""
+    """The answers of one round, each judged; ``expected`` is the commonest clean answer.
+
+    ``finding`` is ``None`` where this round was learned from.
+    """
 
     expected: tuple[int, ...]
     questions: tuple[CanaryQuestion, ...]
     answers: tuple[CanaryAnswer, ...]
+    judged: tuple[Judged, ...]
+    finding: Finding | None
 
     @property
-    def differing(self) -> tuple[tuple[CanaryQuestion, CanaryAnswer], ...]:
-        pairs = zip(self.questions, self.answers, strict=True)
-        return tuple((asked, got) for asked, got in pairs if got.tokens != self.expected)
+    def differing(self) -> tuple[tuple[CanaryQuestion, CanaryAnswer, Judged], ...]:
+        """What rounding does not explain; nothing of a round that is learned from."""
+        if self.finding is None:
+            return ()
+        all_of = zip(self.questions, self.answers, self.judged, strict=True)
+        return tuple(one for one in all_of if one[2].suspect)
 
     @property
     def sentence(self) -> str:
         """What was found, with the figures of the first difference."""
         if not self.differing:
-            return f"{len(self.expected)} tokens equal in {_states(self.answers)}"
+            ties = sum(one.near_tie for one in self.judged)
+            beside = f", {counted(ties, 'near tie')}" if ties else ""
+            return f"{len(self.expected)} tokens equal in {_states(self.answers)}{beside}"
         words = []
-        for asked, got in self.differing:
-            place = first_difference(self.expected, got.tokens)
+        for asked, got, found in self.differing:
             how = "computed anew" if asked.recompute else f"{got.prefix_hit_tokens} tokens held"
-            words.append(
-                f"token {place} of {len(self.expected)} differs in {state_of(got.seen)} residency "
-                f"({how})"
+            what = (
+                f"token {found.place} of {len(got.positions)} differs"
+                if found.place is not None
+                else f"log probabilities differ by {found.ratio:.3g} times the noise"
             )
+            words.append(f"{what} in {state_of(got.seen)} residency ({how})")
         return "; ".join(words)
 
     def runs(self) -> list[CanaryRun]:
@@ -190,7 +220,9 @@ class RoundResult:
             CanaryRun(
                 asked=asked.residency,
                 recomputed=asked.recompute,
-                equal=got.tokens == self.expected,
+                equal=self.finding is None or not found.suspect,
+                near_tie=found.near_tie,
+                distance=found.ratio,
                 prefix_hit_tokens=got.prefix_hit_tokens,
                 steps_full=got.seen.full,
                 steps_mixed=got.seen.mixed,
@@ -198,15 +230,8 @@ class RoundResult:
                 scheduled_tokens=got.seen.scheduled_tokens,
                 step_s=got.seen.step_s,
             )
-            for asked, got in zip(self.questions, self.answers, strict=True)
+            for asked, got, found in zip(self.questions, self.answers, self.judged, strict=True)
         ]
-
-
-def first_difference(expected: Sequence[int], got: Sequence[int]) -> int:
-    """The first token, counted from 1, that differs; the shorter one's end counts as one."""
-    pairs = zip(expected, got, strict=False)
-    same = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
-    return 1 + (min(len(expected), len(got)) if same is None else same)
 
 
 def state_of(seen: CanaryReport) -> str:

@@ -1,10 +1,9 @@
 """The canary at work: asks when it is due, compares, and acts on a different answer.
 
 Runs beside the control loop and never holds it up. On a mismatch the levers freeze, an event is
-recorded and evidence is written; requests are served on. Questions bypass the limits of the API.
-Each has a random id that the engine is told first, and a cache salt of this engine's life, so no
-client shares its pages. Evidence is a few small files in the state folder, the oldest go first;
-they hold no tokens and no request names of users. One engine life.
+recorded and evidence is written; requests are served on. What only may be corruption is told and
+asked again first. Evidence is a few small files in the state folder, the oldest go first; they
+hold no tokens and no request names of users. One engine life.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
+from hisparsed.canary.learning import CanaryMemory
 from hisparsed.canary.round import (
     CanaryAnswer,
     CanaryEngine,
@@ -24,11 +23,10 @@ from hisparsed.canary.round import (
     Conditions,
     RoundResult,
     Trigger,
-    first_questions,
     make_prompt,
     prompt_tokens,
-    questions_of_a_round,
 )
+from hisparsed.canary.verdict import Finding
 from hisparsed.control.events import EventRecorder
 from hisparsed.control.holds import Holds
 from hisparsed.control.journal.journal import Journal
@@ -36,7 +34,6 @@ from hisparsed.control.journal.records import SNAPSHOT_JSON, TickRecord
 from hisparsed.control.state_files import save_evidence_file
 from hisparsed.control.status.current import TickOutcome
 from hisparsed.control.status.document import CanaryRun, CanaryState, CanaryStatus
-from hisparsed.engine.messages import CanaryCall
 from hisparsed.engine.port import EngineGone
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.schema import Canary
@@ -44,7 +41,7 @@ from hisparsed.policy.signals import AdmissionOrder, Lever, PoolGeometry
 from hisparsed.policy.units import counted
 
 if TYPE_CHECKING:
-    from hisparsed.engine.launch import EngineHandle
+    pass
 
 
 FOLDER = "canary"
@@ -59,6 +56,7 @@ def evidence_document(
     at_unix_s: float,
     last: TickOutcome,
     ticks: Iterable[TickRecord],
+    noise: float | None = None,
 ) -> dict[str, Any]:
     """Everything that is known of a mismatch, as plain JSON values."""
     report = SNAPSHOT_JSON.dump_python(last.record.snapshot, mode="json")
@@ -69,8 +67,13 @@ def evidence_document(
         "sentence": verdict.sentence,
         "prompt_tokens": list(verdict.questions[0].prompt),
         "expected": list(verdict.expected),
+        "noise": noise,
         "answers": [
-            run.model_dump(mode="json") | {"got": list(answer.tokens)}
+            run.model_dump(mode="json")
+            | {
+                "got": list(answer.tokens),
+                "logprobs": [dict(position.logprobs) for position in answer.positions],
+            }
             for run, answer in zip(verdict.runs(), verdict.answers, strict=True)
         ],
         "decisions": recent_sentences(ticks),
@@ -106,60 +109,6 @@ def save_evidence(state_dir: Path, document: dict[str, Any]) -> Path:
     )
 
 
-_ANSWER_WITHIN_S = 300.0
-"""A busy node is slow; one that does not answer at all is the watchdog's."""
-
-
-class CanaryAsker:
-    """Implements ``CanaryEngine`` over an ``EngineHandle``."""
-
-    def __init__(self, handle: EngineHandle) -> None:
-        self._handle = handle
-        self._salt = token_hex(16)
-
-    def tokens_of(self, text: str) -> list[int]:
-        return list(self._handle.llm.get_tokenizer().encode(text, add_special_tokens=False))
-
-    async def ask(self, question: CanaryQuestion) -> CanaryAnswer:
-        """Raises ``TimeoutError``, ``EngineGone``, or what vLLM raises when it refuses."""
-        request_id = f"canary-{token_hex(16)}"
-        call = CanaryCall(request_id=request_id, residency=question.residency)
-        await self._handle.begin_canary(call)
-        try:
-            async with asyncio.timeout(_ANSWER_WITHIN_S):
-                tokens, hit = await self._generate(question, request_id)
-        finally:
-            seen = await self._handle.end_canary(request_id)
-        return CanaryAnswer(tokens, hit, seen)
-
-    async def _generate(
-        self, question: CanaryQuestion, request_id: str
-    ) -> tuple[tuple[int, ...], int]:
-        prompt = {"prompt_token_ids": list(question.prompt), "cache_salt": self._salt}
-        tokens: tuple[int, ...] = ()
-        hit = 0
-        async for output in self._handle.llm.generate(
-            prompt, sampling_of(question), request_id=request_id
-        ):
-            tokens = tuple(output.outputs[0].token_ids)
-            hit = int(output.num_cached_tokens or 0)
-        return tokens, hit
-
-
-def sampling_of(question: CanaryQuestion) -> Any:
-    """vLLM's ``SamplingParams``: greedy, of exactly the length asked for, in one output."""
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    return SamplingParams(
-        temperature=0.0,
-        max_tokens=question.tokens,
-        ignore_eos=True,
-        skip_reading_prefix_cache=question.recompute,
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-
-
 log = logging.getLogger("hisparsed.canary")
 
 
@@ -177,8 +126,10 @@ class CanaryWatch:
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
+        exact: bool = False,
     ) -> None:
         self._engine = engine
+        self._exact = exact
         self._holds = holds
         self._recorder = recorder
         self._journal = journal
@@ -190,14 +141,14 @@ class CanaryWatch:
         self._asking = asyncio.Lock()
         self._round: asyncio.Task[None] | None = None
         self._last: TickOutcome | None = None
-        self._expected: tuple[tuple[int, ...], int, tuple[int, ...]] | None = None
-        """Prompt, answer length, and the answer that all others must equal."""
+        self._memory: CanaryMemory | None = None
+        """Of the prompt and answer length that the policy asks for."""
         self._state = CanaryState.WAITING
         self._found = "no round has ended yet"
         self._not_ready = False
         self._runs: list[CanaryRun] = []
         self._last_round: tuple[float, Trigger] | None = None
-        self._rounds = self._mismatches = self._failed = 0
+        self._rounds = self._mismatches = self._suspects = self._failed = 0
         self._tokens, self._step_s = 0, 0.0
         self._evidence: str | None = None
 
@@ -209,7 +160,11 @@ class CanaryWatch:
         settings = outcome.policy.canary
         if not settings.enabled or self._asking.locked():
             return
-        trigger = self._schedule.look(settings, _conditions(outcome, self._clock()))
+        trigger = self._schedule.look(
+            settings,
+            _conditions(outcome, self._clock()),
+            again=self._memory is not None and self._memory.wants_more,
+        )
         if trigger is not None:
             self._round = asyncio.create_task(self.run(trigger))
 
@@ -242,19 +197,20 @@ class CanaryWatch:
 
     async def _ask(self, settings: Canary, geometry: PoolGeometry) -> RoundResult:
         prompt = make_prompt(self._engine, prompt_tokens(settings.prefix, geometry))
-        known = self._expected
-        if known is not None and known[:2] == (prompt, settings.tokens):
-            questions = questions_of_a_round(prompt, settings.tokens)
-            answers = await self._answers(questions)
-            return RoundResult(known[2], questions, answers)
-        questions = first_questions(prompt, settings.tokens)
+        memory = self._memory
+        if memory is None or (memory.prompt, memory.tokens) != (prompt, settings.tokens):
+            memory = CanaryMemory(prompt, settings.tokens, exact=self._exact)
+        questions = memory.questions()
         answers = await self._answers(questions)
-        verdict = RoundResult(answers[0].tokens, questions, answers)
-        if not verdict.differing:
-            self._expected = (prompt, settings.tokens, answers[0].tokens)
+        self._memory = memory
+        learning = memory.baseline is None
+        verdict = memory.take(questions, answers)
+        if learning and memory.baseline is not None:
+            rounds = counted(memory.clean_rounds, "clean round")
             self._recorder.event(
                 EventKind.CANARY_RECORDED,
-                f"The canary's answer to {len(prompt)} tokens is recorded: {verdict.sentence}.",
+                f"The canary's answer to {len(prompt)} tokens is recorded from {rounds}: "
+                f"{verdict.sentence}.",
             )
         return verdict
 
@@ -285,10 +241,14 @@ class CanaryWatch:
         self._rounds += 1
         self._runs = verdict.runs()
         self._last_round = self._wall_clock(), trigger
-        if verdict.differing:
+        if verdict.finding is Finding.CORRUPT:
             await self._alarm(verdict, trigger, settings)
+        elif verdict.finding is Finding.SUSPECT:
+            self._suspect(verdict)
         elif self._state is not CanaryState.MISMATCH:
-            self._state, self._found = CanaryState.OK, verdict.sentence
+            learning = self._memory is None or self._memory.baseline is None
+            self._state = CanaryState.LEARNING if learning else CanaryState.OK
+            self._found = verdict.sentence
         elif actor is not None:
             self._state, self._found = CanaryState.OK, verdict.sentence
             self._not_ready = False
@@ -298,6 +258,22 @@ class CanaryWatch:
                 "until they are thawed.",
                 actor=actor,
             )
+
+    def _suspect(self, verdict: RoundResult) -> None:
+        self._suspects += 1
+        if self._state is not CanaryState.MISMATCH:
+            self._state, self._found = CanaryState.SUSPECT, verdict.sentence
+        known = self._memory is not None and self._memory.baseline is not None
+        why = (
+            "further from what it was than rounding mostly is"
+            if known
+            else "too far apart to learn from"
+        )
+        self._recorder.event(
+            EventKind.CANARY_SUSPECT,
+            f"Answers of the canary are {why}: {verdict.sentence}. It is asked again soon; nothing "
+            "is frozen.",
+        )
 
     async def _alarm(self, verdict: RoundResult, trigger: Trigger, settings: Canary) -> None:
         self._mismatches += 1
@@ -317,7 +293,12 @@ class CanaryWatch:
         if last is None:
             return "No report was there to keep."
         document = evidence_document(
-            verdict, trigger, self._wall_clock(), last, self._journal.ticks
+            verdict,
+            trigger,
+            self._wall_clock(),
+            last,
+            self._journal.ticks,
+            noise=self._noise(),
         )
         try:
             path = await asyncio.to_thread(save_evidence, self._state_dir, document)
@@ -339,12 +320,13 @@ class CanaryWatch:
         at_unix_s, trigger = self._last_round or (None, None)
         life_s = self._clock() - self._began_s
         share = self._step_s / life_s if life_s > 0 else 0.0
-        prompt, answer_tokens, _ = self._expected or ((), 0, ())
+        memory = self._memory if self._memory is not None and self._memory.baseline else None
         return CanaryStatus(
             state=state,
             sentence=(
                 f"{self._found}; {counted(self._rounds, 'round')}, "
-                f"{self._mismatches} with a difference, {self._failed} failed, "
+                f"{self._mismatches} with a difference, {self._suspects} suspect, "
+                f"{self._failed} failed, "
                 f"{self._schedule.left_out} left out, {share:.2%} of the time"
             ),
             not_ready=self._not_ready,
@@ -355,14 +337,20 @@ class CanaryWatch:
             left_out_total=self._schedule.left_out,
             last_unix_s=at_unix_s,
             last_trigger=trigger,
-            prompt_tokens=len(prompt),
-            answer_tokens=answer_tokens,
+            noise=self._noise(),
+            suspects_total=self._suspects,
+            prompt_tokens=0 if memory is None else len(memory.prompt),
+            answer_tokens=0 if memory is None else memory.tokens,
             scheduled_tokens_total=self._tokens,
             step_seconds_total=self._step_s,
             share_of_time=share,
             last_round=self._runs,
             evidence=self._evidence,
         )
+
+    def _noise(self) -> float | None:
+        known = None if self._memory is None else self._memory.baseline
+        return None if known is None else known.noise
 
 
 def _conditions(outcome: TickOutcome, now_s: float) -> Conditions:

@@ -1,7 +1,8 @@
 """The operator's limit on the length of a call, below the model's own, changeable live.
 
-Judged when a call is tokenised and before it enters the engine. A longer call is refused with
-the error that clients know from the model's limit, or waits until no other such call runs.
+Judged when a call is tokenised and before it enters the engine. Where the prompt fits, the answer
+is cut to what is left, as clients ask for a fixed large one; a prompt that leaves no room is
+refused in vLLM's own words, which clients know. Or such calls wait until no other one runs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 
 class CallTooLongError(ValueError):
-    """The message names the limit and what the call asked for."""
+    """The message names the limit and the length of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,43 +35,59 @@ class ContextLimit:
 
     def __init__(self) -> None:
         self.max_tokens: int | None = None
+        self.model_tokens: int | None = None
+        """The model's own limit; ``None`` until there is an engine."""
         self.chars_per_token: int | None = None
         """Of the model's longest token; ``None`` until there is an engine."""
         self.over: Literal["wait", "refuse"] = "refuse"
         self.refused = 0
         self.waiting = 0
+        self.held_total = 0
+        """Calls beyond the limit that ever had to wait for another one."""
         self._long_call = asyncio.Lock()
+
+    @property
+    def in_force(self) -> int | None:
+        """The longest call that is served without a turn of its own."""
+        limits = [self.model_tokens, None if self.over == "wait" else self.max_tokens]
+        return min((one for one in limits if one is not None), default=None)
+
+    @staticmethod
+    def words(limit: int, prompt: int, *, at_least: bool = False) -> str:
+        """That a prompt does not fit, in the words of vLLM that clients look for."""
+        tokens = f"at least {prompt}" if at_least else str(prompt)
+        return (
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains "
+            f"{tokens} input tokens, which leaves no room for an answer. Please reduce the length "
+            "of the input prompt."
+        )
 
     def refuses(self, least_tokens: int) -> str | None:
         """Why a prompt of at least so many tokens is refused before it is tokenised."""
-        limit = self.max_tokens
-        if limit is None or self.over == "wait" or least_tokens < limit:
+        limit = self.in_force
+        if limit is None or least_tokens < limit:
             return None
-        self.refused += 1
-        return (
-            f"This node takes calls of at most {limit} tokens for now. The prompt of this one has "
-            f"at least {least_tokens}; shorten it."
-        )
+        self._count_refused(limit)
+        return self.words(limit, least_tokens, at_least=True)
 
     def answer_tokens(self, length: CallLength) -> int | None:
-        """What an answer without a limit of its own may have; ``None``: the model's rest.
+        """What the answer may have, where that is less than was asked for or nothing was;
+        ``None``: as asked, or the model's rest.
 
-        Raises ``CallTooLongError`` for a call that is refused.
+        Raises ``CallTooLongError`` for a prompt that leaves no room.
         """
         limit = self.max_tokens
-        if limit is None:
+        if limit is None or self.over == "wait":
             return None
-        if not length.beyond(limit):
-            return limit - length.prompt if length.asked is None else None
-        if self.over == "wait":
-            return None
-        self.refused += 1
-        answer = "at least 1" if length.asked is None else str(length.asked)
-        raise CallTooLongError(
-            f"This node takes calls of at most {limit} tokens for now. This one has "
-            f"{length.prompt} in the prompt and asks for {answer} in the answer; "
-            "shorten one of them."
-        )
+        left = limit - length.prompt
+        if left >= 1:
+            return left if length.asked is None or length.asked > left else None
+        self._count_refused(limit)
+        raise CallTooLongError(self.words(limit, length.prompt))
+
+    def _count_refused(self, limit: int) -> None:
+        """The model's own limit is nobody's decision here."""
+        self.refused += limit == self.max_tokens
 
     def must_take_turns(self, length: CallLength) -> bool:
         return self.max_tokens is not None and length.beyond(self.max_tokens)
@@ -78,6 +95,7 @@ class ContextLimit:
     async def in_turn(self, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """``outputs`` of a call beyond the limit, begun when no other such call runs."""
         self.waiting += 1
+        self.held_total += self._long_call.locked()
         try:
             await self._long_call.acquire()
         finally:

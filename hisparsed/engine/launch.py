@@ -232,6 +232,7 @@ def start_engine(vllm_config: Any, llm_class: Any, context_limit: ContextLimit) 
     llm = llm_class.from_vllm_config(vllm_config)
     llm.context_limit = context_limit
     context_limit.chars_per_token = llm.chars_per_token
+    context_limit.model_tokens = int(llm.model_config.max_model_len)
     return EngineHandle(llm, find_stat_logger(llm.logger_manager))
 
 

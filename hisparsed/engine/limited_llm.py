@@ -72,7 +72,7 @@ class LimitedLLM(AsyncLLM):  # type: ignore[misc]
             try:
                 answer = limit.answer_tokens(length)
             except CallTooLongError as error:
-                raise VLLMValidationError(str(error), parameter="max_tokens") from error
+                raise VLLMValidationError(str(error), parameter="input_tokens") from error
             if answer is not None:
                 sampling_params = sampling_params.clone()
                 sampling_params.max_tokens = answer

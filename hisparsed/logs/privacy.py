@@ -26,6 +26,11 @@ SEES_TEXT: Final = (
 )
 """Loggers, with those below them, that may quote a call whoever runs them."""
 
+_REFUSES: Final = "vllm.entrypoints.anthropic.api_router"
+"""Logs each call that it refuses with 400 as an error with a traceback."""
+_CLIENTS_FAULT: Final = (ValueError, TypeError, OverflowError)
+"""What vLLM answers with 400."""
+
 OWN: Final = "hisparsed"
 """Our own lines put in figures and names only."""
 
@@ -46,7 +51,9 @@ def without_text(record: logging.LogRecord) -> logging.LogRecord:
         return record
     safe = logging.makeLogRecord(record.__dict__)
     safe.msg, safe.args = _words(record), ()
-    if record.exc_info and record.exc_info[1] is not None:
+    if record.name == _REFUSES and isinstance((record.exc_info or (None, None))[1], _CLIENTS_FAULT):
+        safe.levelno, safe.levelname = logging.INFO, "INFO"
+    elif record.exc_info and record.exc_info[1] is not None:
         setattr(safe, TRACEBACK, _frames(record.exc_info[1]))
     safe.exc_info = safe.exc_text = None
     return safe

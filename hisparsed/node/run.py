@@ -38,6 +38,7 @@ from hisparsed.node.engine.supervision import Outcome
 from hisparsed.node.engine.supervisor import Supervisor
 from hisparsed.node.engine.values import EngineValues, multiplier_key
 from hisparsed.node.node import Node, build_node, control_api, load_again
+from hisparsed.node.openai.admission import STOPPING
 from hisparsed.node.openai.auth import keys_of
 from hisparsed.node.openai.server import (
     METRICS,
@@ -197,7 +198,12 @@ async def _run(
     config, registry = node.config, node.plane.metrics.registry
     clients = connections_of(config.api.limits)
     registry.register(ConnectionCollector(clients))
-    app = openai_app(node.admission, api_keys=keys_of(config.api.api_key_file, os.environ))
+    app = openai_app(
+        node.admission,
+        api_keys=keys_of(config.api.api_key_file, os.environ),
+        limit=node.context_limit,
+        stops=lambda: node.lifecycle.refusal() == STOPPING,
+    )
     servers = [(http_server(app, clients), api_socket)]
     if metrics_socket is not None:
         page = metrics_app(lambda: metrics_page(registry))

@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 
 from side import IDLE, Side
 
-from hisparsed.canary.round import CanaryEngine
 from hisparsed.policy.signals import EngineReport
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -23,8 +22,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 
 @pytest.fixture
-def make_side(tmp_path: Path) -> Callable[[CanaryEngine], Side]:
-    return lambda engine: Side(tmp_path, engine)
+def make_side(tmp_path: Path) -> Callable[..., Side]:
+    return lambda engine, exact=True: Side(tmp_path, engine, exact=exact)
 
 
 @pytest.fixture

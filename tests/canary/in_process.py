@@ -13,8 +13,8 @@ from typing import Any
 from conversations import control, core_of
 from vllm.v1.kv_offload.base import make_offload_key
 
+from hisparsed.canary.asker import positions_of, sampling_of
 from hisparsed.canary.round import CanaryAnswer, CanaryQuestion
-from hisparsed.canary.watch import sampling_of
 from hisparsed.engine.messages import CanaryReport
 from hisparsed.engine.reference.model_folder import INDEX_ROW_BYTES
 
@@ -50,7 +50,7 @@ class InProcess:
                 if output.request_id == name and output.finished:
                     seen = control(core, "canary-end", {"request_id": name})
                     return CanaryAnswer(
-                        tuple(output.outputs[0].token_ids),
+                        positions_of(output),
                         int(output.num_cached_tokens or 0),
                         CanaryReport.model_validate(seen),
                     )

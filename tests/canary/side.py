@@ -5,11 +5,12 @@ The clock moves when told, and nothing is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from hisparsed.canary.round import CanaryAnswer, CanaryEngine, CanaryQuestion
+from hisparsed.canary.verdict import Position, RecordedAnswer
 from hisparsed.canary.watch import CanaryWatch
 from hisparsed.control.events import Broadcast, EventRecorder
 from hisparsed.control.holds import Holds
@@ -89,6 +90,11 @@ RIGHT = (5, 6, 7, 8)
 Reply = Callable[[CanaryQuestion], "tuple[int, ...] | Exception"]
 
 
+def surely(tokens: Iterable[int]) -> RecordedAnswer:
+    """An answer whose every token is far better than the next one."""
+    return tuple(Position(token, {token: -0.01, -1: -9.0}) for token in tokens)
+
+
 class Scripted:
     """Answers what ``reply`` says; an exception is raised instead."""
 
@@ -106,13 +112,13 @@ class Scripted:
             raise tokens
         steps = {"full": 0, "mixed": 0, "none": 0, question.residency: 3}
         seen = CanaryReport(**steps, scheduled_tokens=20, step_s=0.5)
-        return CanaryAnswer(tokens, 0 if question.recompute else 96, seen)
+        return CanaryAnswer(surely(tokens), 0 if question.recompute else 96, seen)
 
 
 class Side:
     """Holds, journal and events of a node, its canary, and a clock that moves when told."""
 
-    def __init__(self, folder: Path, engine: CanaryEngine) -> None:
+    def __init__(self, folder: Path, engine: CanaryEngine, *, exact: bool = True) -> None:
         self.now_s = 1_000.0
         self.folder = folder
         self.holds = Holds()
@@ -129,6 +135,7 @@ class Side:
             folder,
             clock=self.clock,
             wall_clock=self.wall_clock,
+            exact=exact,
         )
 
     def clock(self) -> float:

@@ -33,12 +33,40 @@ def test_an_answer_without_a_limit_gets_what_is_left() -> None:
     assert limit_of(100).answer_tokens(CallLength(60, None)) == 40
 
 
-@pytest.mark.parametrize("length", [CallLength(60, 41), CallLength(100, None), CallLength(101, 1)])
-def test_a_longer_call_is_refused_with_all_its_figures(length: CallLength) -> None:
+def test_an_answer_that_does_not_fit_is_cut_to_what_is_left() -> None:
     limit = limit_of(100)
-    with pytest.raises(CallTooLongError, match=f"at most 100 tokens.* {length.prompt} in"):
+    assert limit.answer_tokens(CallLength(60, 5_000)) == 40
+    assert limit.answer_tokens(CallLength(99, 2)) == 1
+    assert limit.refused == 0
+
+
+@pytest.mark.parametrize("length", [CallLength(100, None), CallLength(101, 1)])
+def test_a_prompt_that_leaves_no_room_is_refused_in_vllms_words(length: CallLength) -> None:
+    limit = limit_of(100)
+    limit.model_tokens = 900
+    words = (
+        "This model's maximum context length is 100 tokens. However, your prompt contains "
+        f"{length.prompt} input tokens"
+    )
+    with pytest.raises(CallTooLongError, match=words):
         limit.answer_tokens(length)
     assert limit.refused == 1
+
+
+def test_what_cannot_fit_the_model_is_refused_unseen_and_counts_as_nobodys_decision() -> None:
+    limit = limit_of(None)
+    assert limit.refuses(10**9) is None
+    limit.model_tokens = 900
+    assert limit.refuses(899) is None
+    assert "maximum context length is 900 tokens" in (limit.refuses(900) or "")
+    assert limit.refused == 0
+    limit.max_tokens = 100
+    assert limit.refuses(99) is None
+    assert "maximum context length is 100 tokens" in (limit.refuses(100) or "")
+    assert limit.refused == 1
+    limit.over = "wait"
+    assert limit.refuses(100) is None
+    assert limit.in_force == 900
 
 
 def test_where_it_may_wait_it_keeps_its_length() -> None:
@@ -71,6 +99,7 @@ async def test_long_calls_run_one_at_a_time_and_a_cancelled_one_frees_its_turn()
     for _ in range(10):
         await asyncio.sleep(0)
     assert limit.waiting == 2
+    assert limit.held_total == 2
     assert begun == ["a"]
     calls[0].cancel()
     await asyncio.gather(calls[0], return_exceptions=True)

@@ -216,7 +216,11 @@ class CanaryState(StrEnum):
     OFF = "off"
     WAITING = "waiting"
     """No round has ended yet."""
+    LEARNING = "learning"
+    """Rounds were clean; too few to know how far this node's rounding goes."""
     OK = "ok"
+    SUSPECT = "suspect"
+    """An answer that may be rounding or corruption; it is asked again soon."""
     MISMATCH = "mismatch"
     """Another answer came; stays until a round that somebody asked for is clean."""
     FAILED = "failed"
@@ -230,6 +234,11 @@ class CanaryRun(_Part):
     recomputed: bool
     """No prefix was read: every row was written anew."""
     equal: bool
+    """As far as rounding goes."""
+    near_tie: bool = False
+    """Another token, where two were so close that rounding explains it."""
+    distance: float = 0.0
+    """From the baseline, in units of this node's noise."""
     prefix_hit_tokens: int
     steps_full: int
     steps_mixed: int
@@ -249,6 +258,10 @@ class CanaryStatus(_Part):
     rounds_total: int = 0
     mismatches_total: int = 0
     """Rounds with an answer that differed."""
+    suspects_total: int = 0
+    """Rounds that were asked again before anything was done."""
+    noise: float | None = None
+    """Natural units of log probability by which clean answers differ; ``None`` while unknown."""
     failed_total: int = 0
     left_out_total: int = 0
     """Rounds left out because the node had more to do than it could."""

@@ -376,7 +376,8 @@ def _canary_lines(status: CanaryStatus) -> Iterator[str]:
 
 def _canary_run(run: CanaryRun) -> str:
     source = "computed anew" if run.recomputed else f"{run.prefix_hit_tokens} tokens held"
+    equal = "near tie" if run.near_tie else "equal" if run.equal else "DIFFERENT"
     return (
-        f"{'equal' if run.equal else 'DIFFERENT'}, {source}; decode steps {run.steps_full} full, "
+        f"{equal}, {source}; decode steps {run.steps_full} full, "
         f"{run.steps_mixed} mixed, {run.steps_none} no residency"
     )

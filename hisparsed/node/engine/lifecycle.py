@@ -7,6 +7,7 @@ Also what it means to clients (``refusal``), operators (``status``) and health c
 from __future__ import annotations
 
 import math
+import random
 import time
 from dataclasses import dataclass
 
@@ -28,7 +29,11 @@ from hisparsed.node.openai.admission import STOPPING
 from hisparsed.node.openai.errors import Refusal
 from hisparsed.policy.units import format_duration
 
-_LONGEST_RETRY_S = 60.0
+_LONGEST_RETRY_S = 48.0
+_JITTER = 0.25
+"""At most so much longer, so that clients do not come back all at once."""
+_OVERDUE = 0.25
+"""A start that takes longer than the last one: so much of its time is what it may still take."""
 _TYPICAL_START_S = 15.0
 """Until a start of this node was measured."""
 
@@ -95,16 +100,18 @@ class EngineLifecycle:
         if state.stopping or state.phase is EngineState.FAILED:
             return STOPPING
         now_s = time.monotonic()
-        left_s = start_s = self.last_start_s or _TYPICAL_START_S
+        left_s = start_s = self.last_start_s or self.record.start_s or _TYPICAL_START_S
         if state.next_try_s is not None:
             left_s += max(0.0, state.next_try_s - now_s)
         elif state.phase is EngineState.STARTING:
-            left_s = max(1.0, start_s - (now_s - state.since_s))
+            took_s = now_s - state.since_s
+            left_s = max(1.0, start_s - took_s, _OVERDUE * took_s)
         does = "is being restarted"
         if state.phase is EngineState.STARTING and not state.served:
             does = "is starting"
         words = f"this node's engine {does}; retry in a while, or elsewhere"
-        retry_s = min(_LONGEST_RETRY_S, math.ceil(left_s))
+        longer = 1 + _JITTER * random.random()
+        retry_s = math.ceil(min(_LONGEST_RETRY_S, left_s) * longer)
         return Refusal(503, "engine_unavailable", words, retry_s)
 
     def status(self) -> EngineStatus:

@@ -50,6 +50,8 @@ class _Document(BaseModel):
 
     version: Literal[1] = 1
     good: dict[str, Any] | None = None
+    start_s: float | None = Field(default=None, ge=0)
+    """What the last start took."""
     quarantined: Quarantined | None = Field(default=None, alias="put_aside")
 
 
@@ -78,12 +80,17 @@ class EngineRecord:
         quarantined = self._document.quarantined
         return quarantined is not None and quarantined.digest == values.digest()
 
-    def keep_good(self, values: EngineValues) -> None:
-        """An engine serves with these; they leave the quarantine."""
+    @property
+    def start_s(self) -> float | None:
+        """What the last start took, seconds; ``None`` before any."""
+        return self._document.start_s
+
+    def keep_good(self, values: EngineValues, start_s: float | None = None) -> None:
+        """An engine serves with these, after a start of so long; they leave the quarantine."""
         quarantined = self._document.quarantined
         if quarantined is not None and quarantined.digest == values.digest():
             quarantined = None
-        self._save(_Document(good=values.document(), quarantined=quarantined))
+        self._save(_Document(good=values.document(), quarantined=quarantined, start_s=start_s))
 
     def quarantine(self, values: EngineValues, error: str, at_unix_s: float) -> None:
         """Quarantine ``values`` in the place of what was."""

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hisparsed.canary.watch import CanaryAsker, CanaryWatch
+from hisparsed.canary.asker import CanaryAsker
+from hisparsed.canary.watch import CanaryWatch
 from hisparsed.control.loop import ControlLoop
 from hisparsed.errors import EngineStartError
 from hisparsed.node.engine.kernels import Settled
@@ -30,6 +31,7 @@ from hisparsed.node.engine.values import EngineValues, engine_stop_s
 from hisparsed.node.engine.watchdog import StallWatchdog
 from hisparsed.node.node import WORKER_STOP_ENV, Node
 from hisparsed.node.openai.background import RESPONSES_API, BackgroundResponses
+from hisparsed.node.openai.server import only_served
 
 if TYPE_CHECKING:
     from hisparsed.engine.launch import EngineHandle
@@ -175,6 +177,8 @@ async def _begin(node: Node, values: EngineValues, engine: RunningEngine) -> Eng
     app = await build_openai_app(
         handle.llm, engine.frontend, served_names=served_names(values.config, node.kind)
     )
+    whole = app.openapi
+    app.openapi = lambda: only_served(whole())
     # vLLM's error handlers stop the server through this when they find the engine dead.
     app.state.server = SimpleNamespace(should_exit=False)
     async with contextlib.AsyncExitStack() as lifespan:
@@ -193,6 +197,7 @@ async def _begin(node: Node, values: EngineValues, engine: RunningEngine) -> Eng
             node.config.state_dir,
             clock=plane.clock,
             wall_clock=plane.wall_clock,
+            exact=node.kind == "reference",
         )
         stalled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 

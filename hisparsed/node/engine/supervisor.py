@@ -311,7 +311,7 @@ class Supervisor:
         if lifecycle.session is None:
             raise RuntimeError("an engine is ready that was not started")
         lifecycle.served += 1
-        lifecycle.record.keep_good(lifecycle.good)
+        lifecycle.record.keep_good(lifecycle.good, lifecycle.last_start_s)
         self._node.node_file.now_runs(lifecycle.good.config)
         if lifecycle.served > 1:
             self._reporter.ready(lifecycle.last_start_s or 0.0, self._changes, self._actor)

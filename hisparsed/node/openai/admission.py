@@ -187,16 +187,21 @@ class Admission:
 
     def _too_long(self, body: bytes) -> str | None:
         limit = self._context
+        longest = limit.in_force
         # A token is a character at least, or a number and a comma: most bodies need no look.
-        if limit.max_tokens is None or len(body) < limit.max_tokens:
+        if longest is None or len(body) < longest:
             return None
         return limit.refuses(least_tokens(body, chars_per_token=limit.chars_per_token))
 
-    def _fault(self, body: bytes) -> str | None:
-        """Why a call is refused for what it says, in words."""
-        fault = self._too_long(body) or lone_surrogate(body)
-        if fault is not None:
-            return fault
+    def _fault(self, body: bytes) -> Refusal | None:
+        """Why a call is refused for what it says."""
+        too_long = self._too_long(body)
+        if too_long is not None:
+            return Refusal(400, "BadRequestError", too_long, param="input_tokens")
+        fault = lone_surrogate(body) or self._too_many(body)
+        return Refusal(400, "BadRequestError", fault) if fault is not None else None
+
+    def _too_many(self, body: bytes) -> str | None:
         answers = answers_asked(body)
         if answers <= MAX_ANSWERS:
             return None
@@ -210,7 +215,7 @@ class Admission:
         path = scope["path"]
         fault = self._fault(body)
         if fault is not None:
-            await refuse(send, Refusal(400, "BadRequestError", fault), form_of(path))
+            await refuse(send, fault, form_of(path))
             return
         headers = dict(scope["headers"])
         header = next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)

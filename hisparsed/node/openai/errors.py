@@ -106,7 +106,9 @@ class BegunResponse:
 
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +119,19 @@ class Refusal:
     kind: str
     message: str
     retry_after_s: float | None = None
+    param: str | None = None
+    """The part of the call that is to blame."""
 
     def error(self, form: ErrorForm = ErrorForm.OPENAI) -> bytes:
         """The JSON object that clients of the API know."""
         if form is ErrorForm.ANTHROPIC:
             return anthropic_error(self.status, self.message)
-        error = {"message": self.message, "type": self.kind, "param": None, "code": self.status}
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.status,
+        }
         return json.dumps({"error": error}).encode()
 
     def last_events(

@@ -27,7 +27,8 @@ from hisparsed.engine.context_limit import ContextLimit
 from hisparsed.logs.privacy import begin_call
 from hisparsed.node.openai.admission import Admission, App, Receive, Scope
 from hisparsed.node.openai.auth import KeyGuard
-from hisparsed.node.openai.errors import Refusal, Send, is_below, refuse
+from hisparsed.node.openai.clear_answers import ClearAnswers
+from hisparsed.node.openai.errors import Refusal, Send, form_of, is_below, refuse
 from hisparsed.node.openai.upstream import How
 
 SERVED: Final = (
@@ -71,6 +72,12 @@ def is_served(path: str) -> bool:
     return any(is_below(path, known) for known in SERVED)
 
 
+def only_served(schema: dict[str, Any]) -> dict[str, Any]:
+    """An OpenAPI document without the paths that are not served."""
+    paths = {path: one for path, one in schema.get("paths", {}).items() if is_served(path)}
+    return {**schema, "paths": paths}
+
+
 class ServedPaths:
     """``app`` behind the list; other paths are 404."""
 
@@ -79,7 +86,8 @@ class ServedPaths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not is_served(scope["path"]):
-            await refuse(send, Refusal(404, "not_found", "this node serves no such path"))
+            words = f"this node does not serve {scope['method']} {scope['path']}"
+            await refuse(send, Refusal(404, "not_found", words), form_of(scope["path"]))
             return
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -97,9 +105,19 @@ _OTHER_FILES = 1_024
 """Left for the journal, the engine's sockets, libraries and everything else that opens files."""
 
 
-def openai_app(app: App, *, api_keys: Sequence[str]) -> App:
-    """``app`` behind the check of the API key and the list of served paths."""
-    inside = KeyGuard(ServedPaths(app), api_keys=api_keys)
+def openai_app(
+    app: App,
+    *,
+    api_keys: Sequence[str],
+    limit: ContextLimit | None = None,
+    stops: Callable[[], bool] = lambda: False,
+) -> App:
+    """``app`` behind the check of the API key and the list of served paths, its answers cleared.
+
+    ``stops`` says whether the node takes its last calls.
+    """
+    cleared = ClearAnswers(app, limit if limit is not None else ContextLimit(), stops)
+    inside = KeyGuard(ServedPaths(cleared), api_keys=api_keys)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         begin_call()  # each request is a task of its own
@@ -189,8 +207,9 @@ class AdmissionCollector(Collector):
         )
         yield CounterMetricFamily(
             "hisparsed_requests_held",
-            "Requests of new sessions that were ever held back.",
-            self._admission.sessions.held_total,
+            "Requests that were ever held back: of new sessions, or longer than "
+            "`admission.max_context` while another such one ran.",
+            self._admission.sessions.held_total + self._context.held_total,
         )
 
 

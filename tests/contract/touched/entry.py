@@ -88,7 +88,7 @@ TOUCHED = (
     ),
     Touch(
         "vllm.v1.engine.async_llm:AsyncLLM",
-        by=("engine.limited_llm", "engine.launch", "engine.openai_app", "canary.watch"),
+        by=("engine.limited_llm", "engine.launch", "engine.openai_app", "canary.asker"),
         ours=(
             "engine.limited_llm:LimitedLLM",
             "engine.reference.request_check:ReferenceLLM",
@@ -290,7 +290,7 @@ TOUCHED = (
     Touch(
         "vllm.sampling_params:SamplingParams",
         by=(
-            "canary.watch",
+            "canary.asker",
             "engine.limited_llm",
             "engine.reference.request_check",
             "engine.reference.sampling",
@@ -328,14 +328,14 @@ TOUCHED = (
     ),
     Touch(
         "vllm.sampling_params:RequestOutputKind",
-        by=("canary.watch",),
+        by=("canary.asker",),
         why="a canary wants its answer in one piece",
         breaks="canaries fail",
         uses=members("FINAL_ONLY"),
     ),
     Touch(
         "vllm.outputs:RequestOutput",
-        by=("canary.watch", "soak.engine"),
+        by=("canary.asker", "soak.engine"),
         why="a call's answer and its prefix hit",
         breaks="canaries and soaks fail",
         uses=reads("outputs", "num_cached_tokens", "request_id", "finished"),

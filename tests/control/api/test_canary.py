@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from hisparsed.canary.api import CanaryApi
 from hisparsed.canary.round import CanaryAnswer, CanaryQuestion
+from hisparsed.canary.verdict import Position
 from hisparsed.canary.watch import CanaryWatch
 from hisparsed.cli.app import app
 from hisparsed.control.api.socket import ControlServer
@@ -35,7 +36,9 @@ class Parrot:
 
     async def ask(self, question: CanaryQuestion) -> CanaryAnswer:
         seen = CanaryReport(full=3, mixed=0, none=0, scheduled_tokens=10, step_s=0.25)
-        return CanaryAnswer((self.word,) * question.tokens, 0, seen)
+        return CanaryAnswer(
+            (Position(self.word, {self.word: -0.01, -1: -9.0}),) * question.tokens, 0, seen
+        )
 
 
 class Served:
@@ -59,6 +62,7 @@ class Served:
             node.folder,
             clock=node.clock.monotonic,
             wall_clock=node.clock.wall,
+            exact=True,
         )
         node.canary = watch.status
         node.on_tick.append(watch.watch)

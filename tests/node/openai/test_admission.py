@@ -340,8 +340,10 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised() -> N
         for prompt in ("x" * 400, list(range(100))):
             refused = await client.post("/v1/completions", json={"prompt": prompt})
             assert refused.status_code == 400
-            assert "at most 100 tokens" in refused.json()["error"]["message"]
-            assert "has at least 100" in refused.json()["error"]["message"]
+            error = refused.json()["error"]
+            assert "maximum context length is 100 tokens" in error["message"]
+            assert "at least 100 input tokens" in error["message"]
+            assert error["param"] == "input_tokens"
     assert context.refused == 2
     assert admission.open_requests == 0
 
