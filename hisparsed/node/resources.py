@@ -200,6 +200,12 @@ def runtime_folder(state_dir: Path) -> Iterator[Path]:
             note.unlink(missing_ok=True)
 
 
+def forget_folder(state_dir: Path) -> None:
+    """The folder that the last daemon noted is gone; call with the lock free."""
+    with suppress(OSError):
+        (state_dir / _NOTE).unlink(missing_ok=True)
+
+
 def noted_folder(state_dir: Path) -> Path | None:
     """The runtime folder that the last daemon on ``state_dir`` noted, if it is still there."""
     try:

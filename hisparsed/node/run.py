@@ -139,6 +139,8 @@ def run_node(
 def _begin_alone(state_dir: Path) -> None:
     """Call with the lock on ``state_dir`` held: what a killed daemon left running ends."""
     os.environ[STATE_ENV] = str(state_dir)
+    # vLLM names its processes with setproctitle, which else writes over what they are known by.
+    os.environ["SPT_NOENV"] = "1"
     ended = end_orphans(state_dir)
     if ended:
         log.warning("Ended processes of an engine whose daemon was killed: %s.", ended)

@@ -23,6 +23,7 @@ from hisparsed.engine.reference import launch as reference
 from hisparsed.errors import UserError
 from hisparsed.node import startable
 from hisparsed.node.engine.processes import end_orphans
+from hisparsed.node.resources import forget_folder
 from hisparsed.operations.checks import WHILE_RUNNING, Examination, Finding, examine
 from hisparsed.operations.known_faults import load_known_faults
 from hisparsed.operations.machine import (
@@ -112,6 +113,7 @@ def put_right(findings: Sequence[Finding], machine: Machine, config: NodeConfig)
     gone |= {str(file.path) for file in machine.offload_files if file.held is False and sweep(file)}
     if machine.dead_folder is not None and remove_folder(machine.dead_folder):
         gone.add(str(machine.dead_folder))
+        forget_folder(config.state_dir)
     if machine.dead_socket is not None and remove_socket(machine.dead_socket):
         gone.add(str(machine.dead_socket))
     return [

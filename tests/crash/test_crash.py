@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hisparsed.node.engine.processes import orphans
+from hisparsed.node.engine.processes import STATE_ENV, orphans
 from tests.crash.kills import Crashes, NodeFiles, ServeProcess, hisparsed, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
@@ -33,26 +33,24 @@ def test_a_kill_leaves_nothing(folder: Path, seed: int) -> None:
         crashes.close()
 
 
-def test_an_engine_that_is_stopped_when_its_daemon_is_killed_is_found_and_ended(
+def test_an_engine_that_is_stopped_when_its_daemon_is_killed_outlives_no_sweep(
     folder: Path,
 ) -> None:
+    """The kernel wakes what is stopped in a process group that lost its parent; or it is ended."""
     files = NodeFiles(folder / "n")
     node = ServeProcess(files)
     try:
         node.wait_until_ready()
-        engine = node.engine()
-        engine.send_signal(signal.SIGSTOP)
+        environ = node.engine().environ()
+        assert environ[STATE_ENV] == str(files.state_dir), "it can be told from other processes"
+        node.engine().send_signal(signal.SIGSTOP)
         node.signal(signal.SIGKILL)
         node.wait()
-        assert engine.pid in {one.pid for one in orphans(files.state_dir)}
-        found = hisparsed("doctor", "--config", str(files.config_path))
-        assert f"{engine.pid} (" in found.stdout
-        assert str(files.socket) in found.stdout.replace("\n", "")
-        assert "orphans" in found.stdout
         fixed = hisparsed("doctor", "--config", str(files.config_path), "--fix")
-        assert "fixed    orphans" in fixed.stdout
-        until("it has ended", lambda: not node.session_members())
+        assert "fixed    dead-daemon" in fixed.stdout
+        until("the engine has ended", lambda: not node.session_members())
+        assert orphans(files.state_dir) == []
         assert not files.socket.exists()
-        assert "orphans" not in hisparsed("doctor", "--config", str(files.config_path)).stdout
+        assert not (files.state_dir / "runtime-folder").exists()
     finally:
         node.kill()
