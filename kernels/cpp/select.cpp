@@ -37,6 +37,31 @@ void flag_up_to(const int32_t *values, int32_t count, int32_t limit, uint8_t *fl
     for (int32_t i = 0; i < count; ++i) flags[i] = values[i] <= limit;
 }
 
+HISPARSED_CLONES
+void flag_used(const uint32_t *__restrict words, int64_t count, uint8_t *__restrict flags) {
+    for (int64_t i = 0; i < count; ++i) flags[i] = words[i] != 0;
+}
+
+constexpr int64_t kFlagsAWord = sizeof(uint64_t), kFlagsAMask = 64;
+
+// Zeroed flags for `count` values, in whole masks.
+uint8_t *clear_flags(Workspace &work, int64_t count) {
+    const int64_t masks = (count + kFlagsAMask - 1) / kFlagsAMask;
+    work.flags.assign(masks * (kFlagsAMask / kFlagsAWord), 0);
+    return reinterpret_cast<uint8_t *>(work.flags.data());
+}
+
+// Calls each(i) for every flag i that is 1, ascending; few are, and a mask skips the others.
+template <typename Each>
+void for_flags(const Workspace &work, const Each &each) {
+    for (size_t first = 0; first < work.flags.size(); first += kFlagsAMask / kFlagsAWord) {
+        uint64_t mask = 0;
+        for (int64_t i = 0; i < kFlagsAMask / kFlagsAWord; ++i)
+            mask |= work.flags[first + i] * 0x0102040810204080ull >> 56 << (8 * i);
+        for (; mask != 0; mask &= mask - 1) each(first * kFlagsAWord + __builtin_ctzll(mask));
+    }
+}
+
 // Slots up to the last held one.
 int32_t held_end(const int32_t *positions, int32_t capacity) {
     while (capacity > 0 && positions[capacity - 1] < 0) --capacity;
@@ -133,15 +158,16 @@ OctileKeys sorted_octile_keys(const int32_t *stamps, const int32_t *positions, i
 }  // namespace
 
 void collect_misses(Workspace &work, int64_t words, int64_t most) {
+    uint32_t *selected = work.selected();
+    flag_used(selected, words, clear_flags(work, words));
     work.misses.resize(most);
     int32_t *listed = work.misses.data();
     int64_t found = 0;
-    uint32_t *selected = work.selected();
-    for (int64_t word = 0; word < words; ++word) {
+    for_flags(work, [&](int64_t word) {
         for (uint32_t bits = selected[word]; bits != 0; bits &= bits - 1)
             listed[found++] = static_cast<int32_t>(word * 32 + __builtin_ctz(bits));
         selected[word] = 0;
-    }
+    });
     work.misses.resize(found);
 }
 

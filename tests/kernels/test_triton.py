@@ -49,7 +49,11 @@ SLOW = ("test_resolver_behaviour.py", "test_resolver_lives.py", "interpreted_tri
     ("modules", "chosen", "marks", "fewest"),
     [
         pytest.param(SHARED, ON_TRITON, "not long", 30, id="some"),
-        pytest.param((*SHARED, *SLOW), NOT_HERE, "", 140, id="all", marks=pytest.mark.long),
+        pytest.param(
+            *((*SHARED, *SLOW), NOT_HERE, "", 140),
+            id="all",
+            marks=[pytest.mark.long, pytest.mark.timeout(1200)],
+        ),
     ],
 )
 def test_interpreted_kernels_pass(
