@@ -46,7 +46,7 @@ endif
 # Sources of vLLM's CUDA wheels, for the contract tests; kept between runs.
 VLLM_TREES := build/vllm
 
-.PHONY: help run test test-long fuzz crash standin lint contract bench study gpu snapshots compatibility setup setup-run lock audit clean
+.PHONY: clients help run test test-long fuzz crash standin lint contract bench study gpu snapshots compatibility setup setup-run lock audit clean
 
 help:
 	@echo "make run     start the demo: a real node on this machine, a real trace, the policy at work"
@@ -101,6 +101,10 @@ bench: setup
 	@$(BIN)/python -m tests.bench.engine
 	@$(BIN)/python -m tests.bench.step_cpu
 	@$(BIN)/python -m tests.bench.tui
+
+# Needs a package index. Each client gets an environment of its own below build/clients.
+clients: setup
+	@$(BIN)/python -m tests.clients build/clients $(ARGS)
 
 study: setup
 	@$(BIN)/python -m tests.bench.study $(ARGS)
