@@ -29,6 +29,9 @@ _ARGUMENTS: Final = {
 }
 _ARGUMENT: Final = re.compile(r"--[a-z][a-z-]+[a-z]")
 _NO_ROOM: Final = re.compile(r"max_tokens must be at least 1, got 0\b")
+_ASKED_NOTHING: Final = re.compile(rb'"max_(?:completion_|output_)?tokens"\s*:\s*0\s*[,}]')
+_OVERLAP: Final = 64
+"""Bytes of one message that are looked at again with the next; longer than what is looked for."""
 _MODELS: Final = "/v1/models"
 _CLOSE: Final = (b"connection", b"close")
 _LENGTH: Final = b"content-length"
@@ -46,7 +49,25 @@ class ClearAnswers:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        await self._app(scope, receive, _Answer(send, scope, self._limit, self._stops))
+        call = _Call(receive)
+        await self._app(scope, call, _Answer(send, scope, call, self._limit, self._stops))
+
+
+class _Call:
+    """``receive`` of one call. Its body is looked at as it passes, and not kept."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._end = b""
+        self.asks_nothing = False
+        """The client itself asked for an answer of no token."""
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        body = self._end + message.get("body", b"")
+        self.asks_nothing = self.asks_nothing or bool(_ASKED_NOTHING.search(body))
+        self._end = body[-_OVERLAP:]
+        return message
 
 
 class _Answer:
@@ -56,10 +77,12 @@ class _Answer:
         self,
         send: Send,
         scope: MutableMapping[str, Any],
+        call: _Call,
         limit: ContextLimit,
         stops: Callable[[], bool],
     ) -> None:
         self._send = send
+        self._call = call
         self._path = str(scope["path"])
         self._method = str(scope["method"])
         self._limit = limit
@@ -114,7 +137,8 @@ class _Answer:
     def _clear(self, error: dict[str, Any]) -> None:
         message = _ARGUMENT.sub(lambda found: _ARGUMENTS.get(found[0], found[0]), error["message"])
         longest = self._limit.model_tokens
-        if longest is not None and _NO_ROOM.match(message) and error.get("param") == "max_tokens":
+        no_room = _NO_ROOM.match(message) and error.get("param") == "max_tokens"
+        if longest is not None and no_room and not self._call.asks_nothing:
             # vLLM fills in what is left beside the prompt, and then refuses its own number.
             message = ContextLimit.words(longest, longest)
             error["param"] = "input_tokens"

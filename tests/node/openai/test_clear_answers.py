@@ -46,7 +46,8 @@ class Node:
             transport=httpx.ASGITransport(app=cleared), base_url="http://node"
         )
 
-    async def answer(self, _: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
+        await request.body()
         return JSONResponse(self.body, self.status)
 
     async def stream(self, _: Request) -> Response:
@@ -82,6 +83,29 @@ async def test_a_prompt_that_leaves_no_room_is_named_and_not_the_number_filled_i
     )
     error = (await node.http.post("/v1/completions")).json()["error"]
     assert error["message"].startswith("This model's maximum context length is 2048 tokens.")
+    assert error["param"] == "input_tokens"
+
+
+@pytest.mark.parametrize("split", [0, 20, 26])
+@pytest.mark.parametrize("key", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
+async def test_who_asks_for_no_token_is_told_so(node: Node, key: str, split: int) -> None:
+    node.limit.model_tokens = 2048
+    node.body = vllms_error("max_tokens must be at least 1, got 0", "max_tokens")
+    sent = json.dumps({"prompt": "x", key: 0, "model": "m"}).encode()
+
+    async def parts() -> Any:
+        yield sent[:split]
+        yield sent[split:]
+
+    error = (await node.http.post("/v1/completions", content=parts())).json()["error"]
+    assert error["message"] == "max_tokens must be at least 1, got 0"
+
+
+async def test_a_prompt_that_speaks_of_no_tokens_asks_for_some(node: Node) -> None:
+    node.limit.model_tokens = 2048
+    node.body = vllms_error("max_tokens must be at least 1, got 0", "max_tokens")
+    prompt = json.dumps({"max_tokens": 0})
+    error = (await node.http.post("/v1/completions", json={"prompt": prompt})).json()["error"]
     assert error["param"] == "input_tokens"
 
 
