@@ -1,7 +1,6 @@
 """Damaged documents: whatever is done to a good one, the answer is a model or a ConfigError."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,76 +11,9 @@ from hisparsed.policy.document import load_document, parse_document
 from hisparsed.policy.problems import ConfigError
 from hisparsed.policy.schema import Policy
 from tests.examples import examples
+from tests.fuzz.mutate import MISTAKES, damaged
 
 MUTATIONS = examples(60, 200)
-
-VALUES = (
-    "", "null", "true", "off", "-1", "0", "9" * 60, "1.5e400", "4 GB/s", "{}", "[]", "[[[", "{a: ",
-    "*x", "&x y", "&x [*x]", "!!int x", "!!set {a}", "'", '"\\x', "|\n  a", "<<: 1", "? x", "- - -",
-    "%TAG", "\x00", "\ud800", "\u2028", "💥", "12:30", "nan", ".inf", "@", "`", "{{ x }}", "%s",
-)  # fmt: skip
-
-
-def _split(line: str) -> tuple[str, str]:
-    key, separator, _ = line.partition(":")
-    return key + separator, separator
-
-
-def _new_value(lines: list[str], at: int, rng: random.Random) -> None:
-    key, separator = _split(lines[at])
-    lines[at] = f"{key} {rng.choice(VALUES)}" if separator else rng.choice(VALUES)
-
-
-def _new_key(lines: list[str], at: int, rng: random.Random) -> None:
-    indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
-    lines[at] = f"{indent}{rng.choice(VALUES)}: 1"
-
-
-def _repeat(lines: list[str], at: int, rng: random.Random) -> None:
-    lines.insert(rng.randrange(len(lines) + 1), lines[at])
-
-
-def _drop(lines: list[str], at: int, rng: random.Random) -> None:
-    del lines[at]
-
-
-def _indent(lines: list[str], at: int, rng: random.Random) -> None:
-    lines[at] = rng.choice((" ", "  ", "\t", "- ")) + lines[at]
-
-
-def _dedent(lines: list[str], at: int, rng: random.Random) -> None:
-    lines[at] = lines[at].lstrip()
-
-
-def _swap(lines: list[str], at: int, rng: random.Random) -> None:
-    other = rng.randrange(len(lines))
-    lines[at], lines[other] = lines[other], lines[at]
-
-
-def _damage_a_character(lines: list[str], at: int, rng: random.Random) -> None:
-    line = lines[at]
-    place = rng.randrange(len(line) + 1)
-    lines[at] = line[:place] + rng.choice("{}[]:,&*#?|-<>=!%@\\'\"\t\n\x07 ") + line[place + 1 :]
-
-
-def _cut(lines: list[str], at: int, rng: random.Random) -> None:
-    del lines[at + 1 :]
-    lines[at] = lines[at][: rng.randrange(len(lines[at]) + 1)]
-
-
-DAMAGES: tuple[Callable[[list[str], int, random.Random], None], ...] = (
-    _new_value, _new_value, _new_key, _repeat, _drop, _indent, _dedent, _swap, _damage_a_character,
-    _cut,
-)  # fmt: skip
-
-
-def _damaged(text: str, rng: random.Random) -> str:
-    lines = text.splitlines()
-    for _ in range(rng.randint(1, 3)):
-        settings = [at for at, line in enumerate(lines) if line.strip() and line.strip()[0] != "#"]
-        if settings:
-            rng.choice(DAMAGES)(lines, rng.choice(settings), rng)
-    return "\n".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +24,15 @@ def test_damage_ends_in_a_model_or_a_config_error(name: str, model: type[BaseMod
     rng = random.Random(20260101)
     refused = 0
     for _ in range(MUTATIONS):
-        damaged = _damaged(text, rng)
+        document = damaged(text, rng, MISTAKES)
         try:
-            parse_document(damaged, name, model)
+            parse_document(document, name, model)
         except ConfigError as error:
             refused += 1
             assert error.problems
             lines = [problem.line for problem in error.problems]
             assert lines == sorted(lines)
-            assert max(lines) <= damaged.count("\n") + 2
+            assert max(lines) <= document.count("\n") + 2
             assert str(error).count(name) >= len(lines)
             assert error.render()
     assert refused > MUTATIONS / 4

@@ -89,19 +89,23 @@ def _plausible(lines: list[str], at: int, rng: random.Random) -> None:
         lines[at] = f"{key} {rng.choice(PLAUSIBLE)}"
 
 
-DAMAGES: tuple[Callable[[list[str], int, random.Random], None], ...] = (
-    _new_value, _new_value, _new_value, _new_key, _repeat, _drop, _indent, _dedent, _swap,
-    _damage_a_character, _cut, *(_plausible,) * 11,
+Damage = Callable[[list[str], int, random.Random], None]
+
+MISTAKES: tuple[Damage, ...] = (
+    _new_value, _new_value, _new_key, _repeat, _drop, _indent, _dedent, _swap, _damage_a_character,
+    _cut,
 )  # fmt: skip
+DAMAGES: tuple[Damage, ...] = (_new_value, *MISTAKES, *(_plausible,) * 11)
+"""As many that a document may well survive."""
 
 
-def damaged(text: str, rng: random.Random) -> str:
-    """``text`` after one to three changes, not all of them mistakes."""
+def damaged(text: str, rng: random.Random, damages: Sequence[Damage] = DAMAGES) -> str:
+    """``text`` after one to three of ``damages``, by default not all of them mistakes."""
     lines = text.splitlines()
     for _ in range(rng.randint(1, 3)):
         settings = [at for at, line in enumerate(lines) if line.strip() and line.strip()[0] != "#"]
         if settings:
-            rng.choice(DAMAGES)(lines, rng.choice(settings), rng)
+            rng.choice(damages)(lines, rng.choice(settings), rng)
     return "\n".join(lines)
 
 
