@@ -28,6 +28,8 @@ from hisparsed.policy.units import format_bytes, format_duration, format_fractio
 _HEAD: Final = """\
 # Policy reference
 
+*Reference.* [All pages](README.md)
+
 Every key of `policy.yaml`. Made from the schema by `hisparsed policy reference`; edit the
 descriptions there. What the laws and guards do with these values is in [policy.md](policy.md).
 

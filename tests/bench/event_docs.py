@@ -69,6 +69,8 @@ KINDS: Final = {
 _HEAD: Final = """\
 # Log lines and events
 
+*Reference.* [All pages](README.md)
+
 Made by `python -m tests.bench.event_docs`. With `log.format: json` (the default where no person
 watches) every process of a node writes one JSON object a line to standard error, which is journald
 under systemd. Ids are stable: alert on `event_id`, not on words. Lines of vLLM and of libraries

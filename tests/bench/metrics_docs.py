@@ -37,6 +37,8 @@ _CUTS = ", ".join(f"`{cut.value}`" for cut in Cut)
 _HOWS = ", ".join(f"`{how.value}`" for how in How)
 _HEAD = """# Metrics
 
+*Reference.* [All pages](README.md)
+
 `/metrics` serves these beside vLLM's own. Units are base units: bytes, seconds, tokens, blocks;
 a ratio is 1 for the whole. A reading that is not known yet is left out. This page is written by
 `python -m tests.bench.metrics_docs > docs/metrics.md`.

@@ -24,6 +24,8 @@ from tests.contract.touched import all_touched
 
 _HEAD = """# Which vLLM it runs on
 
+*Reference.* [All pages](README.md)
+
 Written by `make compatibility` from the table and the snapshots in
 `tests/contract/`; a test fails when it is out of date.
 

@@ -30,6 +30,7 @@ from hisparsed.tui.model import NodeModel
 from hisparsed.tui.options import parse_address
 
 FOLDER = Path(__file__).parent / "snapshots"
+README_PICTURE = Path(__file__).parents[2] / "docs" / "images" / "top.svg"
 Make = Callable[..., TopApp]
 Pictures = dict[str, str]
 """By theme."""
@@ -93,6 +94,15 @@ async def test_pages_in_every_theme(make_app: Make, tmp_path: Path, size: tuple[
             found = await pictures(pilot)
             assert len(set(found.values())) == len(THEMES)
             compare(f"{name}-{size[0]}x{size[1]}", found, tmp_path)
+
+
+async def test_the_picture_of_the_readme(make_app: Make) -> None:
+    """``HISPARSED_UPDATE_SNAPSHOTS=1 python -m pytest -k picture_of_the_readme`` writes it."""
+    async with make_app("gpu-1").run_test(size=(120, 40)) as pilot:
+        found = await picture(pilot)
+    if os.environ.get("HISPARSED_UPDATE_SNAPSHOTS"):
+        README_PICTURE.write_text(found, encoding="utf-8")
+    assert README_PICTURE.read_text("utf-8") == found
 
 
 @every_size
