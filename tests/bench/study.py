@@ -1,6 +1,6 @@
-"""Runs the experiments of docs/study.md and puts their tables into it.
+"""Runs the experiments of docs/figures/study.md and puts their tables into it.
 
-    python -m tests.bench.study --traces FOLDER --data FOLDER [--only NAME] [docs/study.md]
+    python -m tests.bench.study --traces FOLDER --data FOLDER [--only NAME] [docs/figures/study.md]
 
 Each experiment is a call of `hisparsed simulate`, in the order of what they are worth: all of them
 run with the first seed before any with the second. Results are kept in the data folder, one file
@@ -404,7 +404,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=sys.maxsize, help="at most so many of each")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument("--tables", action="store_true", help="run nothing, show what is there")
-    parser.add_argument("document", nargs="?", type=Path, default=Path("docs/study.md"))
+    parser.add_argument("document", nargs="?", type=Path, default=Path("docs/figures/study.md"))
     given = parser.parse_args()
     chosen = [one for one in EXPERIMENTS if not given.only or one.name in given.only]
     if not given.tables:

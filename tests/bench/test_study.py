@@ -24,7 +24,7 @@ from tests.bench.study import (
     with_table,
 )
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "study.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "figures" / "study.md"
 RESULT = PolicyResult(
     name="stock",
     users=8,
