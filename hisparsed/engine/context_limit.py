@@ -56,10 +56,16 @@ class ContextLimit:
     def words(limit: int, prompt: int, *, at_least: bool = False) -> str:
         """That a prompt does not fit, in the words of vLLM that clients look for."""
         tokens = f"at least {prompt}" if at_least else str(prompt)
+        return ContextLimit.overflow(
+            limit, f"your prompt contains {tokens} input tokens, which leaves no room for an answer"
+        )
+
+    @staticmethod
+    def overflow(limit: int, why: str) -> str:
+        """``why`` a call is beyond ``limit``, as clients know it."""
         return (
-            f"This model's maximum context length is {limit} tokens. However, your prompt contains "
-            f"{tokens} input tokens, which leaves no room for an answer. Please reduce the length "
-            "of the input prompt."
+            f"This model's maximum context length is {limit} tokens. However, {why}. Please reduce "
+            "the length of the input prompt."
         )
 
     def refuses(self, least_tokens: int) -> str | None:

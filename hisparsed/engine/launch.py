@@ -152,6 +152,8 @@ class EngineHandle:
         self.waiting_calls = 0
         self.room_for_calls = 0
         """Calls that could have started running at once."""
+        self.own_calls: set[str] = set()
+        """Those of the daemon, by the ids that it gave them; they count in no statistics."""
 
     def is_alive(self) -> bool:
         return not self.llm.errored
@@ -173,10 +175,12 @@ class EngineHandle:
 
     async def begin_canary(self, call: CanaryCall) -> None:
         """Announce a request of the daemon's own, before it is sent."""
+        self.own_calls.add(call.request_id)
         await self._call("canary-begin", call.model_dump())
 
     async def end_canary(self, request_id: str) -> CanaryReport:
-        """What the engine saw of it."""
+        """What the engine saw of it, once it is answered."""
+        self.own_calls.discard(request_id)
         answer = await self._call("canary-end", {"request_id": request_id})
         return CanaryReport.model_validate(answer)
 
@@ -229,11 +233,15 @@ def start_engine(vllm_config: Any, llm_class: Any, context_limit: ContextLimit) 
     ``llm_class`` is a ``LimitedLLM``.
     Raises whatever vLLM raises when the engine cannot start; nothing is left running then.
     """
+    from hisparsed.engine.telemetry import ClientStats
+
     llm = llm_class.from_vllm_config(vllm_config)
     llm.context_limit = context_limit
     context_limit.chars_per_token = llm.chars_per_token
     context_limit.model_tokens = int(llm.model_config.max_model_len)
-    return EngineHandle(llm, find_stat_logger(llm.logger_manager))
+    handle = EngineHandle(llm, find_stat_logger(llm.logger_manager))
+    ClientStats.of(llm.output_processor, handle.own_calls)
+    return handle
 
 
 def find_stat_logger(manager: Any) -> Any:

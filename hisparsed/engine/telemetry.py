@@ -1,7 +1,8 @@
 """What vLLM tells about serving, as cumulative counters: a stat logger of ours.
 
 Runs in the API process. Keeps sums only; windows and rates are the policy's business. Reads
-vLLM's stats and keeps no reference to them.
+vLLM's stats and keeps no reference to them. ``ClientStats`` keeps the daemon's own calls out of
+them, and so out of vLLM's metrics too.
 
 ``HiSparseStats`` are vLLM's own counters of hot buffers, which its workers sample once in 2,000
 steps. They are kept with the time of the last sample: an old sample says that nothing is known
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from hisparsed.engine.port import ServingCounters
@@ -60,6 +62,37 @@ class HiSparseStats:
 
 def _total(values: Iterable[int] | None) -> int:
     return sum(int(value) for value in values or ())
+
+
+class ClientStats(OutputProcessor):  # type: ignore[misc]
+    """vLLM's output processor, whose statistics are of clients' calls alone."""
+
+    own: Collection[str]
+    """The daemon's own calls, by the ids that it gave them."""
+
+    @classmethod
+    def of(cls, processor: OutputProcessor, own: Collection[str]) -> None:
+        """Make ``processor``, which vLLM made, one of these."""
+        processor.__class__ = cls
+        processor.own = own
+
+    def _update_stats_from_output(
+        self,
+        req_state: Any,
+        engine_core_output: Any,
+        engine_core_timestamp: float | None,
+        iteration_stats: Any,
+    ) -> None:
+        if req_state.external_req_id not in self.own:
+            super()._update_stats_from_output(
+                req_state, engine_core_output, engine_core_timestamp, iteration_stats
+            )
+
+    def _update_stats_from_finished(
+        self, req_state: Any, finish_reason: Any, iteration_stats: Any
+    ) -> None:
+        if req_state.external_req_id not in self.own:
+            super()._update_stats_from_finished(req_state, finish_reason, iteration_stats)
 
 
 class HisparsedStatLogger(StatLoggerBase):  # type: ignore[misc]

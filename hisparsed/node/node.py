@@ -48,7 +48,8 @@ from hisparsed.node.engine.records import EngineRecord
 from hisparsed.node.engine.session import EngineSession
 from hisparsed.node.engine.values import EngineValues
 from hisparsed.node.openai.admission import Admission
-from hisparsed.node.openai.server import AdmissionCollector, metrics_page
+from hisparsed.node.openai.metrics_page import MetricsPage
+from hisparsed.node.openai.server import AdmissionCollector
 from hisparsed.node.openai.session_limit import Queue, SessionLimiter
 from hisparsed.node.openai.upstream import Upstream
 from hisparsed.node.service import ServiceManager
@@ -86,6 +87,7 @@ class Node:
     context_limit: ContextLimit
     upstream: Upstream
     admission: Admission
+    metrics_page: MetricsPage
 
     @property
     def session(self) -> EngineSession | None:
@@ -183,6 +185,7 @@ def build_node(
         wall_clock=time.time,
     )
     metrics = ControlMetrics(status.status)
+    metrics_page = MetricsPage(metrics.registry, serves=lambda: lifecycle.session is not None)
     context_limit = ContextLimit()
     upstream = Upstream(lambda: lifecycle.session, lifecycle.away)
     admission = Admission(
@@ -191,11 +194,11 @@ def build_node(
             clock=time.monotonic,
             queue=lambda: lifecycle.session.queue() if lifecycle.session else Queue(0, 0, 0),
         ),
-        metrics_page=lambda: metrics_page(metrics.registry),
+        metrics_page=metrics_page,
         context=context_limit,
         refusal=lifecycle.refusal,
         unready=status.unready,
-        background=lambda: lifecycle.session.background.tasks() if lifecycle.session else (),
+        background=upstream.background,
     )
     metrics.registry.register(AdmissionCollector(admission, context_limit, upstream.ended))
     return Node(
@@ -231,6 +234,7 @@ def build_node(
         context_limit=context_limit,
         upstream=upstream,
         admission=admission,
+        metrics_page=metrics_page,
     )
 
 

@@ -40,13 +40,12 @@ from hisparsed.node.engine.values import EngineValues, multiplier_key
 from hisparsed.node.node import Node, build_node, control_api, load_again
 from hisparsed.node.openai.admission import STOPPING
 from hisparsed.node.openai.auth import keys_of
+from hisparsed.node.openai.metrics_page import metrics_app
 from hisparsed.node.openai.server import (
     METRICS,
     ConnectionCollector,
     connections_of,
     http_server,
-    metrics_app,
-    metrics_page,
     openai_app,
 )
 from hisparsed.node.resources import bind_tcp, runtime_folder, state_dir_held
@@ -197,9 +196,9 @@ async def _run(
     metrics_socket: socket.socket | None,
 ) -> int:
     """Until it is told to stop, or no engine can be kept running; the exit code."""
-    config, registry = node.config, node.plane.metrics.registry
+    config = node.config
     clients = connections_of(config.api.limits)
-    registry.register(ConnectionCollector(clients))
+    node.plane.metrics.registry.register(ConnectionCollector(clients))
     app = openai_app(
         node.admission,
         api_keys=keys_of(config.api.api_key_file, os.environ),
@@ -208,7 +207,7 @@ async def _run(
     )
     servers = [(http_server(app, clients), api_socket)]
     if metrics_socket is not None:
-        page = metrics_app(lambda: metrics_page(registry))
+        page = metrics_app(node.metrics_page)
         servers.append((http_server(page, Connections(METRICS)), metrics_socket))
     log.info(
         "Listening on http://%s:%d/v1, control socket %s.",

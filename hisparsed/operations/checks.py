@@ -26,6 +26,7 @@ from hisparsed.engine.compat.versions import (
     overridden,
     supported_text,
 )
+from hisparsed.engine.cuda.checks import largest_pool, shared_pool_bytes
 from hisparsed.engine.cuda.proof.kept import FILE_NAME as PROOFS_FILE
 from hisparsed.engine.cuda.proof.verdict import chunks_problem, judge_hot
 from hisparsed.operations.known_faults import KnownFaults, concerning
@@ -171,6 +172,7 @@ def node(q: Examination) -> Iterator[Finding]:
 
 def memory(q: Examination) -> Iterator[Finding]:
     budget, total, free = q.config.host_budget, q.machine.memory_bytes, q.machine.available_bytes
+    most = largest_pool(free) if q.pins else free
     why = "the host budget is taken once at start; what is short then is taken from everything else"
     if budget > total:
         what = f"host_budget {format_bytes(budget)} is more than {format_bytes(total)} of memory"
@@ -178,6 +180,10 @@ def memory(q: Examination) -> Iterator[Finding]:
         yield Finding("memory", Severity.FATAL, what, why, fix)
     elif budget > free:
         what = f"host_budget {format_bytes(budget)}, but only {format_bytes(free)} are free"
+        yield Finding("memory", Severity.FATAL, what, why, _MORE_MEMORY)
+    elif budget > most:
+        what = f"host_budget {format_bytes(budget)}, but {format_bytes(free)} are free"
+        why = f"vLLM takes at most {format_bytes(most)} of it, and the node's start is refused"
         yield Finding("memory", Severity.FATAL, what, why, _MORE_MEMORY)
     elif free - budget < own_bytes(q):
         what = (
@@ -210,16 +216,13 @@ def margin_bytes(q: Examination) -> int:
 
 
 def shared_memory(q: Examination) -> Iterator[Finding]:
-    ranks = q.config.cuda.tensor_parallel_size
-    if not q.pins or ranks == 1:
-        return
-    budget, free = q.config.host_budget, q.machine.shm_free_bytes
-    if budget > free:
+    pool, free = shared_pool_bytes(q.config) if q.pins else 0, q.machine.shm_free_bytes
+    if pool > free:
         total = format_bytes(q.machine.shm_total_bytes)
         yield Finding(
             "shared-memory",
             Severity.FATAL,
-            f"host_budget {format_bytes(budget)}, but /dev/shm has {format_bytes(free)} of {total}",
+            f"host_budget {format_bytes(pool)}, but /dev/shm has {format_bytes(free)} of {total}",
             "the ranks of a node share one pool, which vLLM keeps in /dev/shm",
             "mount -o remount,size=95% /dev/shm; in a container give it that size",
         )

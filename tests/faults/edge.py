@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.responses import PlainTextResponse
+
 from hisparsed.control.api.http_server import Connections, HttpLimits
 from hisparsed.node.openai.admission import Admission
 from hisparsed.node.openai.server import http_server, openai_app
@@ -85,7 +87,7 @@ class Edge:
         self.connections = Connections(limits)
         sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
         self.admission = Admission(
-            self._application, sessions=sessions, metrics_page=lambda: b"up 1\n"
+            self._application, sessions=sessions, metrics_page=PlainTextResponse("up 1\n")
         )
         self._server = http_server(openai_app(self.admission, api_keys=api_keys), self.connections)
         self._socket = bind_tcp("127.0.0.1", 0, key="api.port")

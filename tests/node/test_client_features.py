@@ -61,6 +61,16 @@ def test_a_tool_is_called_as_asked(client: openai.OpenAI, choice: Any) -> None:
     assert is_weather(call.function.arguments)
 
 
+def test_where_a_tool_may_be_called_or_not_something_is_answered(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=ASKED, tools=[WEATHER], tool_choice="auto"
+    )
+    (choice,) = answer.choices
+    assert choice.finish_reason == "stop"
+    assert choice.message.content
+    assert choice.message.content.isalpha()
+
+
 def test_a_streamed_tool_call_is_the_same(client: openai.OpenAI) -> None:
     with client.chat.completions.create(
         model=MODEL,

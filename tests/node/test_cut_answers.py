@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from open_calls import ENVIRONMENT, ERROR, GONE, KINDS, WHOLE, OpenCalls
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from serve_process import START_S, NodeFiles, ServeProcess, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -59,6 +60,7 @@ def test_a_daemon_that_ends_leaves_no_answer_that_looks_finished(
     node = ServeProcess(files, **ENVIRONMENT)
     try:
         calls = OpenCalls(node.wait_until_ready()).begin()
+        assert open_requests(node) == len(KINDS)
         end(node)
         found = calls.outcomes()
         assert node.wait() == 0, node.log_end()
@@ -154,9 +156,16 @@ def restarts_of(node: ServeProcess) -> int:
 
 def ended(node: ServeProcess) -> dict[str, float]:
     """Calls by how they ended."""
-    return {
-        sample.labels["how"]: sample.value
-        for family in text_string_to_metric_families(node.http.get("/metrics").text)
-        for sample in family.samples
-        if sample.name == "hisparsed_ended_requests_total"
-    }
+    found = samples(node, "hisparsed_ended_requests_total")
+    return {one.labels["how"]: one.value for one in found}
+
+
+def open_requests(node: ServeProcess) -> float:
+    (found,) = samples(node, "hisparsed_open_requests")
+    return found.value
+
+
+def samples(node: ServeProcess, name: str) -> list[Sample]:
+    page = node.http.get("/metrics").text
+    families = text_string_to_metric_families(page)
+    return [one for family in families for one in family.samples if one.name == name]

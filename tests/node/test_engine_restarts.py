@@ -264,6 +264,7 @@ def test_a_killed_engine_is_replaced_and_nothing_is_lost(
         until("the node is not ready", lambda: unready(node))
         assert refused_for_want_of_an_engine(node.http.post(COMPLETIONS, json=call("late", 4)))
         assert node.status().canary is None, "that of the dead engine"
+        assert "vllm:num_requests_running{" not in node.http.get("/metrics").text
         after = serves_again(node, before.restarts_total)
         until("the stream of events goes on", lambda: "engine-ready" in heard)
 

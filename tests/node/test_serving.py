@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from serve_process import (
     NodeFiles,
@@ -184,6 +185,25 @@ def test_metrics_are_one_page_without_duplicates(node: ServeProcess) -> None:
     assert all(family.documentation for family in ours)
     opened = next(family for family in ours if family.name == "hisparsed_open_requests")
     assert [sample.value for sample in opened.samples] == [0]
+    assert "vllm:num_requests_running{" in page.text
+
+
+def test_metrics_are_given_as_the_scraper_asks(node: ServeProcess) -> None:
+    plain = node.http.get("/metrics", headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    asked = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
+    packed = node.http.get("/metrics", headers={"accept": asked, "accept-encoding": "gzip"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.headers["content-type"].startswith("application/openmetrics-text")
+    assert int(packed.headers["content-length"]) < len(plain.content) / 4
+    found = [
+        {sample.name for family in families for sample in family.samples}
+        for families in (
+            openmetrics.text_string_to_metric_families(packed.text),
+            text_string_to_metric_families(plain.text),
+        )
+    ]
+    assert found[0] == found[1], "dashboards and alerts find the same names"
 
 
 def test_status_as_a_page_and_as_json(node: ServeProcess) -> None:
@@ -301,11 +321,28 @@ def observed(node: ServeProcess) -> Snapshot:
     return found
 
 
+def another_tick(node: ServeProcess) -> None:
+    tick = node.status().loop.tick
+    until("another tick", lambda: node.status().loop.tick > tick)
+
+
+def of_requests(node: ServeProcess) -> dict[str, float]:
+    """vLLM's own counters of what clients sent and got."""
+    families = text_string_to_metric_families(node.http.get("/metrics").text)
+    return {
+        sample.name: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name in ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+    }
+
+
 def test_a_node_answers_its_canary_alike_in_every_residency(node: ServeProcess) -> None:
     finished = observed(node).requests.finished_total
     complete(node.http, "somebody else's prompt", 4)
     until("it is counted", lambda: observed(node).requests.finished_total == finished + 1)
-    before = observed(node)
+    another_tick(node)
+    before, counted = observed(node), of_requests(node)
     first, second = ask(node), ask(node)
     assert (second.rounds_total - first.rounds_total, second.mismatches_total) == (1, 0)
     assert second.prompt_tokens == PROMPT
@@ -315,9 +352,14 @@ def test_a_node_answers_its_canary_alike_in_every_residency(node: ServeProcess) 
     assert none.steps_none > none.steps_full + none.steps_mixed
     assert mixed.steps_mixed > mixed.steps_full + mixed.steps_none
     assert full.steps_full > full.steps_mixed + full.steps_none
-    tick = node.status().loop.tick
-    until("another tick", lambda: node.status().loop.tick > tick)
+    another_tick(node)
     after = observed(node)
+    assert (after.tokens, after.prefix, after.latencies) == (
+        before.tokens,
+        before.prefix,
+        before.latencies,
+    )
+    assert of_requests(node) == counted, "its own calls are no client's"
     assert after.sessions.live_sessions <= before.sessions.live_sessions
     assert after.requests.finished_total == before.requests.finished_total
     assert not node.status().policy.frozen
@@ -438,6 +480,7 @@ def test_a_sigterm_lets_a_running_stream_finish_and_refuses_new_calls(
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "node_draining"
+        assert refused.headers["connection"] == "close", "or the next call comes here again"
         with node.control_http() as control:
             assert control.get("/readyz").status_code == 503
         received += events

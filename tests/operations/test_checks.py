@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hisparsed.control.status.document import Severity
+from hisparsed.engine.cuda.checks import GpuFacts, MachineFacts, machine_problems
 from hisparsed.engine.cuda.proof.question import ChunkProof, HotProof, Proof, Timing
 from hisparsed.operations.checks import (
     CHECKS,
@@ -41,13 +42,13 @@ def test_a_sound_machine_has_every_check_and_nothing_to_say(ask: Any) -> None:
     ("machine", "expected"),
     [
         ({"available_bytes": 1536 * GIB - 1}, {"memory": Severity.FATAL}),
-        # The daemon and nine processes of the engine, half a GiB each.
-        ({"available_bytes": 1536 * GIB + 9 * GIB // 2 - 1}, {"memory": Severity.FATAL}),
-        ({"available_bytes": 1536 * GIB + 9 * GIB // 2}, {"memory": Severity.WARNING}),
+        # vLLM takes at most 95% of what is free, and the start is refused.
+        ({"available_bytes": 1616 * GIB}, {"memory": Severity.FATAL}),
+        ({"available_bytes": 1617 * GIB}, {"memory": Severity.WARNING}),
         ({"available_bytes": 1536 * GIB + 2048 * GIB // 20 - 1}, {"memory": Severity.WARNING}),
         ({"available_bytes": 1536 * GIB + 2048 * GIB // 20}, {}),
         ({"memory_bytes": 1536 * GIB - 1}, {"memory": Severity.FATAL}),
-        ({"memory_bytes": 1600 * GIB, "available_bytes": 1590 * GIB}, {"memory": Severity.WARNING}),
+        ({"memory_bytes": 1630 * GIB, "available_bytes": 1617 * GIB}, {"memory": Severity.WARNING}),
         ({"shm_free_bytes": 1536 * GIB}, {}),
         ({"shm_free_bytes": 1536 * GIB - 1}, {"shared-memory": Severity.FATAL}),
         ({"memlock_bytes": 1536 * GIB}, {}),
@@ -60,11 +61,11 @@ def test_a_sound_machine_has_every_check_and_nothing_to_say(ask: Any) -> None:
         ({"huge_pages": "never"}, {"huge-pages": Severity.NOTE}),
         ({"huge_reserved_bytes": GIB, "huge_free_bytes": GIB}, {"huge-pages": Severity.NOTE}),
         (
-            {"huge_reserved_bytes": GIB, "huge_free_bytes": 0, "available_bytes": 1600 * GIB},
+            {"huge_reserved_bytes": GIB, "huge_free_bytes": 0, "available_bytes": 1620 * GIB},
             {"huge-pages": Severity.NOTE, "memory": Severity.WARNING},
         ),
         (
-            {"huge_reserved_bytes": GIB, "huge_free_bytes": GIB, "available_bytes": 1600 * GIB},
+            {"huge_reserved_bytes": GIB, "huge_free_bytes": GIB, "available_bytes": 1620 * GIB},
             {"huge-pages": Severity.WARNING, "memory": Severity.WARNING},
         ),
         ({"gpus": (Gpu("H200", H200, 0, 0),) * 7}, {"gpus": Severity.FATAL}),
@@ -134,6 +135,22 @@ def test_a_budget_that_leaves_the_node_s_own_processes_no_room_is_fatal(
     assert found.severity is Severity.FATAL
     assert words in found.what
     assert "the node's own processes take 1GiB" in found.why
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize("share", [90, 94, 96, 99, 101])
+@pytest.mark.parametrize("shm", [99, 100])
+def test_what_a_start_refuses_of_memory_is_fatal(
+    ask: Any, ranks: int, share: int, shm: int
+) -> None:
+    """``share``: of what is free, in percent; ``shm``: of the budget."""
+    budget = 1536 * GIB
+    machine = {"available_bytes": budget * 100 // share, "shm_free_bytes": budget * shm // 100}
+    question = ask(machine, cuda={"tensor_parallel_size": ranks})
+    facts = MachineFacts(**machine, gpus=(GpuFacts(GIB),) * ranks)
+    refused = list(machine_problems(question.config, facts))
+    found = [name for name, how in bad(question).items() if how is Severity.FATAL]
+    assert bool(refused) == bool(set(found) & {"memory", "shared-memory"})
 
 
 def test_one_rank_keeps_its_pool_to_itself(ask: Any) -> None:

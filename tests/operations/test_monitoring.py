@@ -64,7 +64,7 @@ def labels_by_metric() -> dict[str, set[str]]:
         raise AssertionError("names need no status")
 
     sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
-    admission = Admission(unused, sessions=sessions, metrics_page=lambda: b"")
+    admission = Admission(unused, sessions=sessions, metrics_page=unused)
     calls = AdmissionCollector(admission, ContextLimit(), {How.CUT: 4})
     found: dict[str, set[str]] = {}
     connections = ConnectionCollector(Connections(HttpLimits()))

@@ -173,22 +173,32 @@ def _rows_from(config: NodeConfig) -> str:
     return f"hot.{'max' if config.cuda.kernels == 'hisparsed' else 'start'} of the policy"
 
 
+def largest_pool(available_bytes: int) -> int:
+    """What vLLM takes at most of the memory that is free, for all ranks together."""
+    return int(available_bytes * HOST_SHARE)
+
+
+def shared_pool_bytes(config: NodeConfig) -> int:
+    """What the host pool takes of /dev/shm, where the ranks of a node share it."""
+    return config.host_budget if config.cuda.tensor_parallel_size > 1 else 0
+
+
 def machine_problems(config: NodeConfig, machine: MachineFacts) -> Iterator[str]:
-    """What the machine lacks, whatever the model is."""
+    """What the machine lacks, whatever the model is; the doctor asks the same of memory."""
     ranks, budget = config.cuda.tensor_parallel_size, config.host_budget
     if len(machine.gpus) < ranks:
         yield (
             f"cuda.tensor_parallel_size: {ranks} GPUs are wanted and {len(machine.gpus)} can be "
             "used; check nvidia-smi and CUDA_VISIBLE_DEVICES, or lower it"
         )
-    most = int(machine.available_bytes * HOST_SHARE)
+    most = largest_pool(machine.available_bytes)
     if budget > most:
         yield (
             f"host_budget: {format_bytes(budget)} for the node, whose ranks share one pool, but "
             f"{format_bytes(machine.available_bytes)} are free, of which vLLM takes at most 95%; "
             f"give at most {format_bytes(most)}, or end what holds memory"
         )
-    if ranks > 1 and budget > machine.shm_free_bytes:
+    if shared_pool_bytes(config) > machine.shm_free_bytes:
         yield (
             f"host_budget: {format_bytes(budget)}, but /dev/shm, where the ranks share it, has "
             f"{format_bytes(machine.shm_free_bytes)}; remount it larger (in a container: give it "

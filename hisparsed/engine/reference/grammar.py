@@ -2,8 +2,10 @@
 
 The weights are random, so a string or a list that the grammar lets go on might never end. Where a
 grammar is in force, and only there, tokens that close something are preferred: the end of the
-answer, then closing brackets and quotes, and so on by ``_LEVELS``. Nothing is forced: whatever
-comes out is what the grammar allows, and an answer that reaches ``max_tokens`` is cut as any.
+answer, then closing brackets and quotes, and so on by ``_LEVELS``. An answer that has nothing yet
+is the exception, since an empty one is of no use: where a tool may be called or not
+(``tool_choice: auto``), the grammar lets it end at once. Nothing is forced: whatever comes out is
+what the grammar allows, and an answer that reaches ``max_tokens`` is cut as any.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ _ANY_VALUE = _bias(((b"{", 6),), 0)
 """Preference where any JSON value may come, as in a tool's arguments without a schema: an object
 is what callers expect, and it can end at once."""
 _LETTERS = torch.tensor(list(string.ascii_letters.encode()))
+_FIRST_OF_TEXT = _bias(((string.ascii_letters.encode(), 1),), 0)
+"""Preference where a text begins that is the answer."""
+_NEVER_FIRST = -_STEP
 _VALUES = torch.tensor(list(b'{["-0tfn'))
 
 
@@ -55,13 +60,18 @@ def allowed_tokens(bitmask: npt.NDArray[np.int32]) -> torch.Tensor:
     return torch.from_numpy(bits.astype(np.bool_))
 
 
-def closing_bias(allowed: torch.Tensor) -> torch.Tensor:
+def closing_bias(allowed: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
     """What to add to the logits of rows whose grammar allows ``allowed``, both
-    ``[N, VOCAB_SIZE]``; 0 where everything is allowed, as in a reasoning part."""
+    ``[N, VOCAB_SIZE]``; 0 where everything is allowed, as in a reasoning part.
+
+    ``begins``, bool ``[N]``: rows of answers that have nothing yet.
+    """
     free_text = allowed[:, _LETTERS].all(dim=1, keepdim=True)
     any_value = allowed[:, _VALUES].all(dim=1, keepdim=True)
     outside = torch.where(any_value, _ANY_VALUE, _BETWEEN)
     bias = torch.where(free_text, _IN_TEXT, outside)
+    bias[begins & free_text[:, 0]] = _FIRST_OF_TEXT
+    bias[begins, EOS_TOKEN_ID] = _NEVER_FIRST
     return bias.masked_fill(allowed.all(dim=1, keepdim=True), 0.0)
 
 

@@ -163,7 +163,9 @@ def _under_grammar(
     if not under:
         return logits
     masks = torch.stack([allowed[rows[at].wanted.request_id][rows[at].ahead] for at in under])
-    logits[under] = (logits[under] + closing_bias(masks)).masked_fill(~masks, float("-inf"))
+    begins = torch.tensor([rows[at].at == 0 for at in under])
+    bias = closing_bias(masks, begins)
+    logits[under] = (logits[under] + bias).masked_fill(~masks, float("-inf"))
     return logits
 
 

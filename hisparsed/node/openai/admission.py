@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hisparsed.engine.context_limit import ContextLimit
-from hisparsed.node.openai.errors import Message, Refusal, Send, answer, form_of, refuse
+from hisparsed.node.openai.errors import Message, Refusal, Send, form_of, refuse
 from hisparsed.node.openai.request_body import (
     MAX_ANSWERS,
     answers_asked,
@@ -62,7 +62,7 @@ class Admission:
         app: App,
         *,
         sessions: SessionLimiter,
-        metrics_page: Callable[[], bytes],
+        metrics_page: App,
         context: ContextLimit | None = None,
         refusal: Callable[[], Refusal | None] = lambda: None,
         unready: Callable[[], str | None] = lambda: None,
@@ -122,7 +122,7 @@ class Admission:
             return
         path = scope["path"]
         if path == "/metrics":
-            await answer(send, 200, self._metrics_page(), b"text/plain; version=0.0.4")
+            await self._metrics_page(scope, receive, send)
             return
         if path in _HEALTH and (unhealthy := self._unhealthy()) is not None:
             await refuse(send, unhealthy)
@@ -165,7 +165,7 @@ class Admission:
         parts: list[bytes] = []
         size = 0
         if _declared_bytes(scope) > MAX_BODY_BYTES:
-            await self._refuse_size(send, scope["path"])
+            await self._refuse_size(send, scope)
             return None
         while True:
             message = await receive()
@@ -174,16 +174,20 @@ class Admission:
             part: bytes = message.get("body", b"")
             size += len(part)
             if size > MAX_BODY_BYTES:
-                await self._refuse_size(send, scope["path"])
+                await self._refuse_size(send, scope)
                 return None
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
 
-    async def _refuse_size(self, send: Send, path: str) -> None:
+    async def _refuse_size(self, send: Send, scope: Scope) -> None:
         self.counters.refused_size += 1
-        text = f"the body is larger than {MAX_BODY_BYTES >> 20} MiB; send a shorter prompt"
-        await refuse(send, Refusal(413, "request_too_large", text), form_of(path))
+        text = f"the body is larger than {MAX_BODY_BYTES >> 20} MiB"
+        longest = self._context.in_force
+        if longest is not None and generates(scope):
+            # Agents shorten their prompt where they know these words.
+            text = ContextLimit.overflow(longest, text)
+        await refuse(send, Refusal(413, "request_too_large", text), form_of(scope["path"]))
 
     def _too_long(self, body: bytes) -> str | None:
         limit = self._context

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from hisparsed.node.openai.errors import Refusal, Send, answer
@@ -29,18 +29,18 @@ class BackgroundResponses:
     def __init__(self, api: Any) -> None:
         self._api = api
 
-    def tasks(self) -> Collection[asyncio.Task[Any]]:
-        """Those that still run."""
+    def tasks(self) -> Mapping[str, asyncio.Task[Any]]:
+        """Those that still run, by id of the response."""
         if self._api is None:
-            return ()
-        return [one for one in self._api.background_tasks.values() if not one.done()]
+            return {}
+        return {name: one for name, one in self._api.background_tasks.items() if not one.done()}
 
     def end(self, refusal: Refusal) -> tuple[dict[str, dict[str, Any]], set[str]]:
         """End those that are not answered: all responses by id, as clients are to see them, and
         the ids of those that were ended."""
         if self._api is None:
             return {}, set()
-        for task in self.tasks():
+        for task in self.tasks().values():
             task.cancel()
         cut: set[str] = set()
         found: dict[str, dict[str, Any]] = {}

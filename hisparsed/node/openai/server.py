@@ -1,9 +1,8 @@
 """The HTTP servers of the OpenAI API and of the metrics page: uvicorn with limits on clients.
 
 Only listed paths of vLLM's application are served: it has more for developers, which stop the
-engine, run code in its workers, or abort the calls of others. The metrics page has the engine's
-metrics, the daemon's, and what admission and the listener refused. Ports are bound in
-``resources``.
+engine, run code in its workers, or abort the calls of others. Also metrics of what admission and
+the listener refused. Ports are bound in ``resources``.
 """
 
 from __future__ import annotations
@@ -13,13 +12,8 @@ import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from hisparsed.config.sections import ApiLimits
 from hisparsed.control.api.http_server import Connections, HttpLimits, QuietServer, bounded_protocol
@@ -233,17 +227,3 @@ class ConnectionCollector(Collector):
         for reason, count in self._connections.cut.items():
             cut.add_metric((reason.value,), count)
         yield cut
-
-
-def metrics_page(registry: CollectorRegistry) -> bytes:
-    """vLLM's metrics (the process-wide registry) and those of ``registry``."""
-    return generate_latest(REGISTRY) + generate_latest(registry)
-
-
-def metrics_app(page: Callable[[], bytes]) -> Starlette:
-    """``/metrics`` for an address of its own; everything else is not found there."""
-
-    async def serve(_: Request) -> Response:
-        return Response(page(), media_type="text/plain; version=0.0.4")
-
-    return Starlette(routes=[Route("/metrics", serve)])

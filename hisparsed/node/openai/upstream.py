@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -87,6 +87,16 @@ class Upstream:
         self._kept = KeptResponses()
         self.ended: Counter[How] = Counter()
         """Generating calls; of those in the background only what was cut."""
+
+    def background(self) -> Collection[asyncio.Task[Any]]:
+        """Calls that run after their first answer; one that a client still follows as the stream
+        that began it is an open call."""
+        engine = self._engine()
+        if engine is None:
+            return ()
+        tasks = engine.background.tasks()
+        followed = {call.response_id for call in self._calls} if tasks else set()
+        return [task for name, task in tasks.items() if name not in followed]
 
     def cut(self, refusal: Refusal, background: BackgroundResponses) -> None:
         """Open calls end with ``refusal``, and so do those in the background."""

@@ -98,7 +98,7 @@ TOUCHED = (
         uses=(
             *overrides("errored", "generate"),
             *reads("dead_error", "engine_core", "logger_manager", "model_config"),
-            *reads("output_handler", "vllm_config"),
+            *reads("output_handler", "output_processor", "vllm_config"),
             *calls("from_vllm_config", 1),
             *calls("generate", 3),
             *calls("get_num_unfinished_requests"),
@@ -237,6 +237,21 @@ TOUCHED = (
         why="tokens, prefix hits, preemptions and latencies",
         breaks="the policy sees no serving figures and moves nothing",
         uses=(*overrides("__init__"), *implements("record", "log_engine_initialized")),
+    ),
+    Touch(
+        "vllm.v1.engine.output_processor:OutputProcessor",
+        by=("engine.telemetry",),
+        ours=("engine.telemetry:ClientStats",),
+        why="the canary's calls count in no statistics of clients",
+        breaks="the canary's tokens and latencies are counted as a client's",
+        uses=overrides("_update_stats_from_output", "_update_stats_from_finished"),
+    ),
+    Touch(
+        "vllm.v1.engine.output_processor:RequestState",
+        by=("engine.telemetry",),
+        why="tells the canary's calls from those of clients",
+        breaks="every answer fails",
+        uses=reads("external_req_id"),
     ),
     Touch(
         "vllm.v1.metrics.loggers:StatLoggerManager",

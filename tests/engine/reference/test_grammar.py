@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +27,9 @@ def mask(*tokens: int) -> torch.Tensor:
     return allowed
 
 
-def preferred(*tokens: int) -> str:
-    """Of ``tokens``, those that come first."""
-    bias = closing_bias(mask(*tokens))[0]
+def preferred(*tokens: int, begins: bool = False) -> str:
+    """Of ``tokens``, those that come first; at the beginning of an answer or later."""
+    bias = closing_bias(mask(*tokens), torch.tensor([begins]))[0]
     best = max(float(bias[token]) for token in tokens)
     return "".join(
         "<end>" if token == EOS_TOKEN_ID else chr(token) for token in tokens if bias[token] == best
@@ -83,8 +84,16 @@ def test_the_end_comes_before_all() -> None:
     assert preferred(*range(32, 127), EOS_TOKEN_ID) == "<end>"
 
 
+def test_no_answer_is_empty_that_may_be_another() -> None:
+    letters = string.ascii_letters
+    assert preferred(*range(32, 127), EOS_TOKEN_ID, begins=True) == letters[26:] + letters[:26]
+    assert preferred(*b"12", EOS_TOKEN_ID, begins=True) == "12"
+    assert preferred(EOS_TOKEN_ID, begins=True) == "<end>"
+
+
 def test_nothing_is_preferred_where_everything_is_allowed() -> None:
-    assert not closing_bias(torch.ones(1, VOCAB_SIZE, dtype=torch.bool)).any()
+    everything = torch.ones(2, VOCAB_SIZE, dtype=torch.bool)
+    assert not closing_bias(everything, torch.tensor([True, False])).any()
 
 
 NESTED = {
@@ -108,10 +117,29 @@ NESTED = {
         }
     },
 }
+MAYBE_A_TOOL = json.dumps(
+    {
+        "type": "structural_tag",
+        "format": {
+            "type": "triggered_tags",
+            "triggers": ["<tool_call>"],
+            "tags": [
+                {
+                    "type": "tag",
+                    "begin": "<tool_call>",
+                    "content": {"type": "json_schema", "json_schema": {"type": "object"}},
+                    "end": "</tool_call>",
+                }
+            ],
+        },
+    }
+)
+"""Of a call with a strict tool and ``tool_choice: auto``."""
 CALLS: dict[str, dict[str, Any]] = {
     "schema": {"structured_outputs": {"json": NESTED}},
     "sampled": {"structured_outputs": {"json": NESTED}, "temperature": 1.0, "seed": 4},
     "any object": {"structured_outputs": {"json_object": True}},
+    "maybe a tool": {"structured_outputs": {"structural_tag": MAYBE_A_TOOL}},
     "choice": {"structured_outputs": {"choice": ["yes", "no", "\u00e9"]}},
     "regex": {"structured_outputs": {"regex": "[0-9]+-[a-z]{4}"}},
     "penalties": {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
@@ -165,6 +193,7 @@ def test_every_answer_under_a_grammar_ends_and_is_what_was_asked_for(
         assert made["tags"] == ["", ""]
         assert made["tree"] == {"next": None}
     assert json.loads(said["any object"].text) == {}
+    assert said["maybe a tool"].text.isalpha()
     assert said["choice"].text in {"yes", "no", "\u00e9"}
 
 

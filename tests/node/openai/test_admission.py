@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from hisparsed.engine.context_limit import ContextLimit
@@ -54,7 +54,7 @@ class Node:
         self.admission = Admission(
             app,
             sessions=self.sessions,
-            metrics_page=lambda: b"hisparsed_up 1\n",
+            metrics_page=PlainTextResponse("hisparsed_up 1\n"),
             refusal=lambda: self.refusal,
             unready=lambda: self.unready,
         )
@@ -200,7 +200,7 @@ async def test_an_application_error_does_not_leak_an_open_request() -> None:
         raise RuntimeError("engine gone")
 
     sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
-    admission = Admission(broken, sessions=sessions, metrics_page=lambda: b"")
+    admission = Admission(broken, sessions=sessions, metrics_page=PlainTextResponse())
     transport = httpx.ASGITransport(app=admission, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         assert (await client.post("/v1/completions", json={})).status_code == 500
@@ -334,7 +334,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised() -> N
     context = ContextLimit()
     context.max_tokens, context.chars_per_token = 100, 4
     sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
-    admission = Admission(app, sessions=sessions, metrics_page=lambda: b"", context=context)
+    admission = Admission(app, sessions=sessions, metrics_page=PlainTextResponse(), context=context)
     transport = httpx.ASGITransport(app=admission)
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         for prompt in ("x" * 400, list(range(100))):
@@ -366,6 +366,15 @@ async def test_a_prompt_that_may_fit_or_may_wait_is_passed_on(node: Node) -> Non
 async def test_every_path_s_body_is_bounded(node: Node, path: str) -> None:
     answer = await node.client.post(path, content=b"x" * (MAX_BODY_BYTES + 1))
     assert answer.status_code == 413
+
+
+async def test_a_call_beyond_the_bound_is_told_the_models_limit(node: Node) -> None:
+    context = ContextLimit()
+    context.model_tokens = 900
+    node.admission._context = context
+    answer = await node.client.post("/v1/completions", content=b"x" * (MAX_BODY_BYTES + 1))
+    message = answer.json()["error"]["message"]
+    assert message.startswith("This model's maximum context length is 900 tokens. However, the ")
 
 
 async def test_a_body_that_says_it_is_too_large_is_not_read(node: Node) -> None:

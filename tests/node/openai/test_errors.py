@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import ResponseErrorEvent, ResponseFailedEvent
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from hisparsed.node.openai.admission import STOPPING, Admission
@@ -80,7 +80,7 @@ class Node:
         self.admission = Admission(
             self.upstream,
             sessions=self.sessions,
-            metrics_page=lambda: b"",
+            metrics_page=PlainTextResponse(),
             refusal=lambda: self.refusal,
         )
         self.keys: tuple[str, ...] = ()

@@ -14,14 +14,13 @@ from starlette.routing import Route
 from hisparsed.control.api.http_server import Connections, Cut, HttpLimits
 from hisparsed.engine.context_limit import ContextLimit
 from hisparsed.node.openai.admission import Admission
+from hisparsed.node.openai.metrics_page import MetricsPage, metrics_app
 from hisparsed.node.openai.server import (
     SERVED,
     AdmissionCollector,
     ConnectionCollector,
     ServedPaths,
     is_served,
-    metrics_app,
-    metrics_page,
 )
 from hisparsed.node.openai.session_limit import Queue, SessionLimiter
 from hisparsed.node.openai.upstream import How
@@ -69,13 +68,15 @@ async def unused(scope: object, receive: object, send: object) -> None:
 async def test_metrics_are_at_their_path_without_a_redirect() -> None:
     registry = CollectorRegistry()
     sessions = SessionLimiter(clock=lambda: 0.0, queue=lambda: Queue(0, 0, 8))
-    admission = Admission(unused, sessions=sessions, metrics_page=lambda: b"")
+    admission = Admission(unused, sessions=sessions, metrics_page=unused)
     admission.counters.refused_session = 3
-    registry.register(AdmissionCollector(admission, ContextLimit(), {How.CUT: 4}))
+    context = ContextLimit()
+    sessions.held_total, context.held_total = 1, 2
+    registry.register(AdmissionCollector(admission, context, {How.CUT: 4}))
     connections = Connections(HttpLimits(), open=5)
     connections.cut[Cut.SLOW_HEADERS] = 2
     registry.register(ConnectionCollector(connections))
-    transport = httpx.ASGITransport(app=metrics_app(lambda: metrics_page(registry)))
+    transport = httpx.ASGITransport(app=metrics_app(MetricsPage(registry)))
     async with httpx.AsyncClient(transport=transport, base_url="http://node") as client:
         page = await client.get("/metrics")
         assert page.status_code == 200
@@ -88,6 +89,7 @@ async def test_metrics_are_at_their_path_without_a_redirect() -> None:
     assert samples["hisparsed_refused_requests_total", "session-limit"] == 3
     assert 'hisparsed_ended_requests_total{how="cut"} 4.0' in page.text
     assert samples["hisparsed_open_requests", None] == 0
+    assert samples["hisparsed_requests_held_total", None] == 3, "by both limits"
     assert samples["hisparsed_open_connections", None] == 5
     assert samples["hisparsed_cut_connections_total", "slow-headers"] == 2
     assert samples["hisparsed_cut_connections_total", "malformed"] == 0

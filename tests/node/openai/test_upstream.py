@@ -247,6 +247,35 @@ class Response1:
         return {"id": "resp_1", "status": self.status, "error": None}
 
 
+async def test_a_response_in_the_background_that_is_followed_is_one_call(
+    upstream: Edge, engine: Engine
+) -> None:
+    task = asyncio.create_task(asyncio.sleep(3600))
+    api = SimpleNamespace(background_tasks={"resp_1": task}, response_store={})
+    event = {"type": "response.created", "response": {"id": "resp_1"}}
+
+    async def follows(scope: Any, receive: Any, send: Any) -> None:
+        async def events() -> AsyncIterator[bytes]:
+            yield f"event: response.created\ndata: {json.dumps(event)}\n\n".encode()
+            engine.began.set()
+            await engine.go_on.wait()
+
+        await StreamingResponse(events(), media_type="text/event-stream")(scope, receive, send)
+
+    upstream.serving = SimpleNamespace(
+        app=follows, is_alive=lambda: True, background=BackgroundResponses(api)
+    )
+    assert list(upstream.background()) == [task], "its client is gone"
+    transport = httpx.ASGITransport(app=upstream)
+    async with httpx.AsyncClient(transport=transport, base_url="http://node") as http:
+        call = await begun(engine, http.post("/v1/responses", json={"stream": True}))
+        assert not upstream.background()
+        engine.go_on.set()
+        await call
+    assert list(upstream.background()) == [task], "it was followed to its end by nobody"
+    task.cancel()
+
+
 async def test_a_response_in_the_background_is_open_until_it_is_answered_and_fails_when_cut(
     upstream: Edge, engine: Engine, http: httpx.AsyncClient
 ) -> None:
@@ -259,7 +288,7 @@ async def test_a_response_in_the_background_is_open_until_it_is_answered_and_fai
     )
     engine.background = BackgroundResponses(api)
     upstream.serving = engine
-    assert list(engine.background.tasks()) == [task]
+    assert engine.background.tasks() == {"resp_1": task}
     upstream.take_away()
     await asyncio.gather(task, return_exceptions=True)
     assert task.cancelled()
