@@ -173,12 +173,14 @@ class NodeConfig(_Section):
 
     @model_validator(mode="after")
     def _prefixes_are_real(self) -> Self:
-        if self.disaggregation is not None and self.node not in ("auto", "reference"):
+        own = self.disaggregation
+        refused = own.refused_on(self.node) if own is not None else None
+        if refused is not None:
             raise refuse(
                 "disaggregated_kind",
-                f"a {self.node} node hands no prefixes over in this version",
-                hint="leave it out, or set node: reference",
-                key=("disaggregation",),
+                refused.message,
+                hint=refused.hint,
+                key=("disaggregation", *refused.key),
             )
         return self
 

@@ -6,7 +6,7 @@ class reads and checks one section. What the machine and the model allow is chec
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -125,10 +125,23 @@ class ReferenceConfig(BaseModel):
         return self
 
 
-_OF_ROLE: Final = {"host": "prefill", "port": "prefill", "lease": "prefill"} | {
-    "timeout": "decode",
-    "peers": "decode",
+_OF_ROLE: Final = {"lease": "prefill", "timeout": "decode", "peers": "decode"}
+"""Keys that one role has, whatever the node."""
+_NOT_ON: Final = {
+    ("reference", "prefill"): ("nixl",),
+    ("reference", "decode"): ("host", "port", "nixl"),
+    # vLLM's NIXL has limits of its own.
+    ("cuda", "decode"): ("timeout",),
 }
+"""Keys that a kind of node has not, by kind and role."""
+
+
+class Refused(NamedTuple):
+    """``key``: path from the section. ``hint``: what would be right."""
+
+    key: tuple[str, ...]
+    message: str
+    hint: str
 
 
 class DisaggregationConfig(BaseModel):
@@ -137,15 +150,18 @@ class DisaggregationConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     role: Literal["prefill", "decode"]
+    """A CUDA node decodes only; vLLM itself prefills for it."""
     host: str = Field(default="127.0.0.1", min_length=1)
-    """Address at which a prefill node listens, and which decode nodes are told."""
+    """Address at which this node listens for the other, and which a prefill node tells it."""
     port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 14579
     lease: Duration = Field(default=60.0, gt=0)
     """Seconds that a prefill node keeps a prefix for a decode node."""
     timeout: Duration = Field(default=10.0, gt=0)
-    """Seconds after which a decode node computes the prompt itself."""
+    """Seconds after which a decode node computes the prompt itself. Not on CUDA."""
     peers: tuple[Annotated[str, Field(pattern=r"^.+:\d{1,5}$")], ...] = ()
     """Prefill nodes as host:port that a decode node fetches from; empty: on this machine."""
+    nixl: dict[str, Any] = Field(default_factory=dict)
+    """Passed through to vLLM's NixlConnector on CUDA, such as `backends: [UCX]`."""
 
     @model_validator(mode="after")
     def _keys_are_of_the_role(self) -> Self:
@@ -158,6 +174,27 @@ class DisaggregationConfig(BaseModel):
                     key=(key,),
                 )
         return self
+
+    def refused_on(self, kind: str) -> Refused | None:
+        """What a node of ``kind`` cannot do of this, if anything."""
+        if kind == "simulated":
+            return Refused(
+                (),
+                "a simulated node hands no prefixes over in this version",
+                "leave it out, or set node: reference",
+            )
+        if kind == "cuda" and self.role == "prefill":
+            return Refused(
+                ("role",),
+                '"prefill" cannot be on a cuda node: vLLM\'s NIXL reads from no node that keeps KV '
+                "in host memory",
+                "prefill with vllm serve without HiSparse, as docs/cuda.md shows, and decode here",
+            )
+        for key in _NOT_ON.get((kind, self.role), ()):
+            if key in self.model_fields_set:
+                where = f"a {kind} node that decodes" if self.role == "decode" else f"a {kind} node"
+                return Refused((key,), f"has no meaning on {where}", "leave it out")
+        return None
 
 
 _PositiveDuration = Annotated[Duration, Field(gt=0)]

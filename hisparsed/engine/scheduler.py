@@ -19,10 +19,16 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import RequestStatus
 
-from hisparsed.engine.compat.adapters import fail_put_off_loads, waiting_queues
+from hisparsed.engine.compat.adapters import (
+    fail_put_off_loads,
+    forget_failed_blocks,
+    left_to_decode,
+    waiting_queues,
+)
 from hisparsed.engine.control import EngineControl
 from hisparsed.engine.host.memory import ReleaseHost
 from hisparsed.engine.messages import RequestTable
+from hisparsed.engine.remote_prefix import NixlPrefixes
 from hisparsed.engine.request_table import request_table
 from hisparsed.engine.stall import (
     Remedy,
@@ -53,6 +59,14 @@ class ControlledScheduler:
         self._given_up: list[Any] = []
         self._step_cpu = StepCpuTimes()
         self.hisparsed = EngineControl(self)
+        self._prefixes = self._nixl_prefixes()
+
+    def _nixl_prefixes(self) -> NixlPrefixes | None:
+        config = self.vllm_config  # type: ignore[attr-defined]
+        peers = config.additional_config.get("hisparsed", {}).get("prefill_peers")
+        if peers is None:
+            return None
+        return NixlPrefixes(peers, int(config.cache_config.block_size), left_to_decode(config))
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         with self._step_cpu.scheduling():
@@ -79,8 +93,9 @@ class ControlledScheduler:
         with self._step_cpu.taking_output(self.clock_s()):
             return self._take_output(*args, **kwargs)
 
-    def _take_output(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+    def _take_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        forget_failed_blocks(model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         self.hisparsed.host.output_taken()
         self.hisparsed.canary.output_taken()
         for request in self._given_up:
@@ -142,6 +157,8 @@ class ControlledScheduler:
 
     def add_request(self, request: Any) -> None:
         known = request.request_id in self.requests  # type: ignore[attr-defined]
+        if self._prefixes is not None and not known:
+            self._prefixes.look(request)
         super().add_request(request)  # type: ignore[misc]
         if not known:
             self.hisparsed.request_added(request, self.clock_s())

@@ -63,6 +63,27 @@ def test_each_role_has_its_own_keys(
             "disaggregation.peers",
             "has no meaning on a prefill node; leave it out, or set role: decode",
         ),
+        (
+            "{role: decode, port: 5}\nnode: reference",
+            "disaggregation.port",
+            "has no meaning on a reference node that decodes; leave it out",
+        ),
+        (
+            "{role: prefill, nixl: {backends: [UCX]}}\nnode: reference",
+            "disaggregation.nixl",
+            "has no meaning on a reference node; leave it out",
+        ),
+        (
+            "{role: decode, timeout: 5s}\nnode: cuda\nmodel: m",
+            "disaggregation.timeout",
+            "has no meaning on a cuda node that decodes; leave it out",
+        ),
+        (
+            "{role: prefill}\nnode: cuda\nmodel: m",
+            "disaggregation.role",
+            '"prefill" cannot be on a cuda node: vLLM\'s NIXL reads from no node that keeps KV in '
+            "host memory; prefill with vllm serve without HiSparse",
+        ),
         ("{role: both}", "disaggregation.role", "prefill"),
         ("{role: decode, peers: [nowhere]}", "disaggregation.peers[0]", ""),
         ("{role: decode, timeout: 0s}", "disaggregation.timeout", ""),
@@ -74,6 +95,15 @@ def test_what_has_no_meaning_is_refused_where_it_stands(
     ((found_key, found),) = problems(tmp_path, f"disaggregation: {text}")
     assert found_key == key
     assert sentence in found
+
+
+def test_a_decode_node_on_cuda_listens_and_hands_options_to_nixl(tmp_path: Path) -> None:
+    path = tmp_path / "node.yaml"
+    text = "{role: decode, host: 10.0.0.2, port: 5600, nixl: {backends: [LIBFABRIC]}}"
+    path.write_text(f"host_budget: 1GiB\nnode: cuda\nmodel: m\ndisaggregation: {text}\n", "utf-8")
+    own = load_node_config(path, memory_bytes=MEMORY).value.disaggregation
+    assert own is not None
+    assert (own.host, own.port, own.nixl) == ("10.0.0.2", 5600, {"backends": ["LIBFABRIC"]})
 
 
 def test_only_a_node_that_computes_kv_can_hand_it_over(tmp_path: Path) -> None:

@@ -43,8 +43,10 @@ MODEL = {
 """GLM-5.x in miniature: head sizes, KV rows and index sharing are real, all else is small."""
 
 
-def cuda_files(folder: Path, *, kernels: str = "hisparsed", **changes: Any) -> NodeFiles:
-    """The shipped profile of eight H200, scaled to what a small machine holds: two ranks."""
+def cuda_files(
+    folder: Path, *, kernels: str = "hisparsed", ranks: int = 2, **changes: Any
+) -> NodeFiles:
+    """The shipped profile of eight H200, scaled to what a small machine holds."""
     model = write_model_folder(folder / "model", MODEL)
     files = NodeFiles(
         folder,
@@ -52,7 +54,7 @@ def cuda_files(folder: Path, *, kernels: str = "hisparsed", **changes: Any) -> N
         model=str(model),
         host_budget="24MiB",
         cuda={
-            "tensor_parallel_size": 2,
+            "tensor_parallel_size": ranks,
             "max_model_len": 1024,
             "max_num_seqs": 4,
             "max_num_batched_tokens": 512,
@@ -68,6 +70,15 @@ def cuda_files(folder: Path, *, kernels: str = "hisparsed", **changes: Any) -> N
     return files
 
 
+def on_stand_ins(card_bytes: int) -> dict[str, str]:
+    """The environment in which vLLM finds the cards; ``card_bytes``: memory of each."""
+    return {
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(SITE))),
+        "STANDIN_GPU_BYTES": str(card_bytes),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
 class CudaNode(ServeProcess):
     """``card_bytes``: memory of each card."""
 
@@ -75,12 +86,7 @@ class CudaNode(ServeProcess):
         self.evidence = files.folder / "evidence"
         self.evidence.mkdir()
         super().__init__(
-            files,
-            PYTHONPATH=os.pathsep.join((str(ROOT), str(SITE))),
-            STANDIN_GPU_BYTES=str(card_bytes),
-            STANDIN_EVIDENCE=str(self.evidence),
-            OMP_NUM_THREADS="1",
-            **environment,
+            files, **on_stand_ins(card_bytes), STANDIN_EVIDENCE=str(self.evidence), **environment
         )
         self.http.timeout = httpx.Timeout(300.0)
 
@@ -136,21 +142,10 @@ class CudaNode(ServeProcess):
         if folder:
             shutil.copytree(self.evidence, folder, dirs_exist_ok=True)
 
-    def tokens(self, prompt: Iterable[int], count: int) -> list[int]:
+    def tokens(self, prompt: Iterable[int], count: int, **more: Any) -> list[int]:
         """Greedy."""
-        answer = self.http.post(
-            "/v1/completions",
-            json={
-                "model": str(self.files.document["model"]),
-                "prompt": list(prompt),
-                "max_tokens": count,
-                "temperature": 0,
-                "ignore_eos": True,
-                "return_token_ids": True,
-            },
-        )
-        assert answer.status_code == 200, answer.text
-        return list(answer.json()["choices"][0]["token_ids"])
+        answer = complete(self.http, str(self.files.document["model"]), prompt, count, **more)
+        return list(answer["choices"][0]["token_ids"])
 
     def together(self, prompts: list[list[int]], count: int) -> list[list[int]]:
         with ThreadPoolExecutor(len(prompts)) as pool:
@@ -162,6 +157,24 @@ class CudaNode(ServeProcess):
             answer = control.post(path, json={"actor": "test", **body})
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+
+def complete(http: httpx.Client, model: str, prompt: Iterable[int], count: int, **more: Any) -> Any:
+    """The answer to a greedy call."""
+    answer = http.post(
+        "/v1/completions",
+        json={
+            "model": model,
+            "prompt": list(prompt),
+            "max_tokens": count,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **more,
+        },
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 def prompts(first: int, count: int = 3) -> list[list[int]]:

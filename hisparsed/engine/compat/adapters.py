@@ -12,6 +12,9 @@ import time is in ``residency``.
 - ``pending_writes``: rows of draft layers wait for the next step since 0.31.
 - ``resident_by_state``: 0.31 has a resident table of the batch, later versions one of state rows.
 - ``fail_put_off_loads``: since 0.33 a load may begin when the step before its pass has ended.
+- ``forget_failed_blocks``: since 0.31 a failed load that is named by its blocks ends an engine with
+  several cache groups, and NIXL names its blocks beside its call.
+- ``left_to_decode``: 0.30 has no drafts that a prefill node would compute differently.
 - ``unlock_manager``: since 0.33 the offloading manager has a lock.
 - ``load_arguments``: the OpenAI application's arguments are in another module since 0.33.
 """
@@ -90,6 +93,18 @@ def fail_put_off_loads(scheduler: Any) -> None:
         scheduler.failed_recving_kv_req_ids.add(request_id)
         scheduler.finished_recving_kv_req_ids.add(request_id)
     put_off.clear()
+
+
+def forget_failed_blocks(model_output: Any) -> None:
+    """Leave failed loads to be known by their calls, where workers say which calls failed."""
+    workers = getattr(model_output, "kv_connector_output", None)
+    if workers is not None and getattr(workers, "failed_recving", None):
+        workers.invalid_block_ids = set()
+
+
+def left_to_decode(vllm_config: Any) -> int:
+    """Tokens at a prompt's end that a prefill node leaves to the decode node, for its drafts."""
+    return max(0, int(getattr(vllm_config, "num_prefill_lookahead_tokens", 0)) - 1)
 
 
 def unlock_manager(offloading_scheduler: Any) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hisparsed.config.node import NodeConfig
+from hisparsed.config.sections import DisaggregationConfig
 from hisparsed.engine.cuda.model_config import BLOCK_TOKENS, ModelFacts
 from hisparsed.plan.layout import HOST_ALIGNMENT
 from hisparsed.policy.units import format_bytes
@@ -55,6 +56,14 @@ CUDA_ARGS = {
     "worker_extension_cls": _OWN,
 }
 """Engine arguments that the CUDA node sets, each with what to do instead."""
+NIXL_ARGS = {
+    "bidirectional_kv_xfer": (
+        "vLLM's NIXL reads from no node that keeps KV in host memory; leave it out"
+    ),
+}
+"""What NixlConnector takes and a decode node with HiSparse cannot do."""
+SIDE_CHANNEL = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "host", "VLLM_NIXL_SIDE_CHANNEL_PORT": "port"}
+"""Variables that say where NixlConnector listens, by keys of ``disaggregation``."""
 _FULL = ("FULL", "2")
 """vLLM takes the name of a graph mode, or its number."""
 _ONE_ONLY = {
@@ -112,6 +121,29 @@ def argument_problems(config: NodeConfig) -> Iterator[str]:
         yield (
             "engine_args.compilation_config.cudagraph_mode: HiSparse does not run under FULL; "
             "write FULL_AND_PIECEWISE, which records decode steps whole, or leave it out"
+        )
+
+
+def disaggregation_problems(
+    own: DisaggregationConfig | None, environ: Mapping[str, str], *, nixl_is_there: bool
+) -> Iterator[str]:
+    """What stands in ``disaggregation`` and cannot be."""
+    if own is None:
+        return
+    refused = own.refused_on("cuda")
+    if refused is not None:
+        yield f"{'.'.join(('disaggregation', *refused.key))}: {refused.message}; {refused.hint}"
+        return
+    for key in sorted(own.nixl.keys() & NIXL_ARGS.keys()):
+        yield f"disaggregation.nixl.{key}: {own.nixl[key]!r} cannot be; {NIXL_ARGS[key]}"
+    for name, key in SIDE_CHANNEL.items():
+        value = str(getattr(own, key))
+        if environ.get(name, value) != value:
+            yield f"{name}: {environ[name]!r} is not disaggregation.{key}, {value}; unset it"
+    if not nixl_is_there:
+        yield (
+            "disaggregation: vLLM fetches prefixes by NIXL, which is not installed; "
+            "pip install nixl, or leave it out"
         )
 
 

@@ -13,13 +13,15 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hisparsed.config.machine import available_memory_bytes
 from hisparsed.config.node import NodeConfig
+from hisparsed.config.sections import DisaggregationConfig
 from hisparsed.engine.cuda import checks, model_config
-from hisparsed.engine.cuda.checks import GpuFacts, MachineFacts
+from hisparsed.engine.cuda.checks import SIDE_CHANNEL, GpuFacts, MachineFacts
 from hisparsed.engine.cuda.model_config import BLOCK_TOKENS, ModelFacts, facts_of, read_model
 from hisparsed.engine.cuda.nvml import GpuReader, log_unreadable, nvidia_library
 from hisparsed.engine.scratch import whole_step_scratch_blocks
@@ -88,7 +90,13 @@ def start_problems(
     environ: Mapping[str, str],
 ) -> list[str]:
     """What can never start however large the machine's memory is, each with what would be right."""
-    problems = [*checks.argument_problems(config), *checks.environment_problems(environ)]
+    problems = [
+        *checks.argument_problems(config),
+        *checks.environment_problems(environ),
+        *checks.disaggregation_problems(
+            config.disaggregation, environ, nixl_is_there=find_spec("nixl") is not None
+        ),
+    ]
     try:
         model = model_facts(config)
     except UserError as error:
@@ -168,6 +176,10 @@ def vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
+    own = config.disaggregation
+    if own is not None:
+        # The engine core listens there, in a process that takes them over.
+        os.environ.update({name: str(getattr(own, key)) for name, key in SIDE_CHANNEL.items()})
     try:
         arguments = AsyncEngineArgs(**engine_arguments(config))
         # What is left out is as under `vllm serve`; for nobody in particular vLLM takes less.
@@ -196,7 +208,9 @@ def engine_arguments(config: NodeConfig) -> dict[str, Any]:
         # One pool that all ranks map: with any other executor each rank pins its own.
         "distributed_executor_backend": "mp" if cuda.tensor_parallel_size > 1 else "uni",
         "scheduler_cls": ASYNC_SCHEDULER,
-        "kv_transfer_config": kv_transfer_config(config.host_budget, cuda.kernels),
+        "kv_transfer_config": kv_transfer_config(
+            config.host_budget, cuda.kernels, config.disaggregation
+        ),
         "attention_config": {
             **checks.mapping_argument(config.engine_args.get("attention_config")),
             "hisparse_config": {"eager_host_mirror": cuda.eager_host_mirror},
@@ -218,10 +232,13 @@ def engine_arguments(config: NodeConfig) -> dict[str, Any]:
     return {**config.engine_args, **given, **model}
 
 
-def kv_transfer_config(host_budget_bytes: int, kernels: str) -> dict[str, Any]:
+def kv_transfer_config(
+    host_budget_bytes: int, kernels: str, disaggregation: DisaggregationConfig | None = None
+) -> dict[str, Any]:
     """HiSparse with the whole budget as its pool, offloading on blocks lent from it.
 
-    HiSparse comes first: the offload workers look for its pool when they are made.
+    HiSparse comes first: the offload workers look for its pool when they are made. NIXL stands
+    between them on a decode node: what waits elsewhere is fetched before the offload pool is asked.
     """
     hisparse: dict[str, Any] = {
         "kv_connector": "HiSparseConnector",
@@ -241,12 +258,20 @@ def kv_transfer_config(host_budget_bytes: int, kernels: str) -> dict[str, Any]:
             "offload_prompt_only": False,
         },
     }
+    connectors = [hisparse, offloading]
+    if disaggregation is not None:
+        nixl = {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_consumer",
+            "kv_connector_extra_config": disaggregation.nixl,
+        }
+        connectors.insert(1, nixl)
     return {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
         # vLLM's default fails a call whose load failed.
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"connectors": [hisparse, offloading]},
+        "kv_connector_extra_config": {"connectors": connectors},
     }
 
 
@@ -267,6 +292,8 @@ def finish(built: Any, config: NodeConfig, *, max_multiplier: float) -> None:
         "kernels": "hisparsed" if ours else "vllm",
         "bookkeeping": config.bookkeeping,
     }
+    if config.disaggregation is not None:
+        options["prefill_peers"] = list(config.disaggregation.peers)
     if ours and config.cuda.hot_scratch:
         options["scratch_blocks"] = whole_step_scratch_blocks(
             query_len=decode_query_len(config),

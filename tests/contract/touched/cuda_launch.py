@@ -6,6 +6,7 @@ from tests.contract.touch import Touch, calls, fields, members, reads, sets, tex
 
 _LAUNCH = ("engine.cuda.launch",)
 _NO_START = "the CUDA node does not start"
+_NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
 _HISPARSE = "vllm.distributed.kv_transfer.kv_connector.v1.hisparse"
 
 TOUCHED = (
@@ -100,9 +101,44 @@ TOUCHED = (
     Touch(
         "vllm.envs",
         by=("engine.cuda.checks",),
-        why="HiSparse runs in the second model runner only",
-        breaks="a start that must fail does so minutes later",
-        uses=texts("VLLM_USE_V2_MODEL_RUNNER"),
+        why="HiSparse runs in the second model runner only; where NIXL listens",
+        breaks="a start that must fail does so minutes later; two nodes want one port",
+        uses=texts(
+            "VLLM_USE_V2_MODEL_RUNNER",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT",
+        ),
+    ),
+    Touch(
+        "vllm.distributed.kv_transfer.kv_connector.factory",
+        by=_LAUNCH,
+        why="the connector by which a decode node fetches prefixes",
+        breaks="a decode node does not start",
+        uses=texts("NixlConnector"),
+    ),
+    Touch(
+        f"{_NIXL}.metadata",
+        by=("engine.remote_prefix",),
+        why="the keys of a call that NIXL acts on; a wrong form would end its workers",
+        breaks="a client's mistake ends the engine of a decode node",
+        uses=texts(
+            "remote_block_ids",
+            "remote_engine_id",
+            "remote_request_id",
+            "remote_host",
+            "remote_port",
+            "remote_num_tokens",
+            "tp_size",
+            "dcp_size",
+            "pp_size",
+        ),
+    ),
+    Touch(
+        f"{_NIXL}.base_scheduler",
+        by=("engine.remote_prefix",),
+        why="which calls fetch, and which are kept for others",
+        breaks="prefixes are not fetched, or from whom a client likes",
+        uses=texts("do_remote_decode", "do_remote_prefill"),
     ),
     Touch(
         "vllm.v1.metrics.stats:SchedulerStats",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.contract.touch import Touch, calls, fields, members, overrides, reads, sets
+from tests.contract.touch import Touch, calls, fields, members, only, overrides, reads, sets
 
 _IN_PROCESS = ("engine.in_process_executor",)
 _NODES = ("engine.reference.executor", "engine.simulated.executor")
@@ -195,10 +195,13 @@ TOUCHED = (
     ),
     Touch(
         "vllm.v1.outputs:KVConnectorOutput",
-        by=("engine.reference.connectors", "engine.simulated.connectors"),
+        by=("engine.reference.connectors", "engine.simulated.connectors", "engine.compat.adapters"),
         why="what the connectors have done in a step",
-        breaks="the reference and simulated nodes do not run",
-        uses=calls("", 0, "finished_recving", "failed_recving", "kv_connector_worker_meta"),
+        breaks="the reference and simulated nodes do not run; a fetch that fails ends the engine",
+        uses=(
+            *calls("", 0, "finished_recving", "failed_recving", "kv_connector_worker_meta"),
+            *sets("invalid_block_ids"),
+        ),
     ),
     Touch(
         "vllm.config:VllmConfig",
@@ -208,6 +211,8 @@ TOUCHED = (
             "engine.in_process_executor",
             "engine.reference.executor",
             "engine.control",
+            "engine.scheduler",
+            "engine.compat.adapters",
         ),
         ours=("engine.reference.vllm_config:ReferenceVllmConfig",),
         why="its check of the platform must not see HiSparse where there is no CUDA",
@@ -223,6 +228,7 @@ TOUCHED = (
                 "additional_config",
                 "num_speculative_tokens",
             ),
+            *only(reads("num_prefill_lookahead_tokens"), "engine.compat.adapters", since="0.31"),
             *fields("attention_config"),
             *sets("kv_transfer_config"),
         ),

@@ -187,6 +187,7 @@ TOUCHED = (
             "engine.request_table",
             "engine.canary_calls",
             "engine.reference.handoff.scheduler",
+            "engine.remote_prefix",
             "engine.simulated.node",
         ),
         why="lengths, prefixes and waits of calls are what admission decides by",

@@ -12,6 +12,7 @@ import pytest
 from eight_h200 import GLM_CONFIG
 
 from hisparsed.config.node import NodeConfig, load_node_config, shipped_config
+from hisparsed.config.sections import DisaggregationConfig
 from hisparsed.engine.cuda import checks, launch, model_config
 from hisparsed.engine.cuda.checks import GpuFacts, MachineFacts
 from hisparsed.engine.cuda.model_config import ModelFacts, facts_of, read_model
@@ -121,6 +122,48 @@ def test_the_first_model_runner_is_refused() -> None:
     (problem,) = problems(node(), environ={"VLLM_USE_V2_MODEL_RUNNER": "0"})
     assert problem.startswith("VLLM_USE_V2_MODEL_RUNNER")
     assert problems(node(), environ={"VLLM_USE_V2_MODEL_RUNNER": "1"}) == []
+
+
+def fetching(
+    environ: Mapping[str, str] | None = None, *, nixl_is_there: bool = True, **own: Any
+) -> list[str]:
+    """What is wrong with a section ``disaggregation``."""
+    config = DisaggregationConfig.model_validate({"role": "decode"} | own)
+    return list(checks.disaggregation_problems(config, environ or {}, nixl_is_there=nixl_is_there))
+
+
+def test_prefixes_are_fetched_before_the_offload_pool_is_asked() -> None:
+    own = DisaggregationConfig(role="decode", nixl={"backends": ["UCX"]})
+    children = launch.kv_transfer_config(GIB, "vllm", own)["kv_connector_extra_config"]
+    assert [one["kv_connector"] for one in children["connectors"]] == [
+        "HiSparseConnector",
+        "NixlConnector",
+        "OffloadingConnector",
+    ]
+    nixl = children["connectors"][1]
+    assert nixl["kv_role"] == "kv_consumer"
+    assert nixl["kv_connector_extra_config"] == {"backends": ["UCX"]}
+
+
+def test_a_decode_node_can_start_and_a_prefill_node_cannot() -> None:
+    assert fetching() == []
+    assert list(checks.disaggregation_problems(None, {}, nixl_is_there=False)) == []
+    (said,) = fetching(role="prefill")
+    assert said.startswith('disaggregation.role: "prefill" cannot be on a cuda node')
+    assert "vllm serve" in said
+
+
+def test_what_a_decode_node_lacks_is_said_with_what_would_be_right() -> None:
+    (said,) = fetching(nixl_is_there=False)
+    assert "pip install nixl" in said
+    (said,) = fetching(nixl={"bidirectional_kv_xfer": True})
+    assert said.startswith("disaggregation.nixl.bidirectional_kv_xfer: True cannot be")
+    environ = {"VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}
+    (said,) = fetching(environ)
+    assert said == (
+        "VLLM_NIXL_SIDE_CHANNEL_PORT: '5600' is not disaggregation.port, 14579; unset it"
+    )
+    assert fetching(environ, port=5600) == []
 
 
 def test_scratch_is_refused_where_nobody_reads_through_it() -> None:

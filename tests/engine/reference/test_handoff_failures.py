@@ -107,6 +107,30 @@ def test_a_transfer_that_stalls_ends_by_its_timeout(
     assert len(failures_logged(caplog)) == 1
 
 
+def test_a_failure_that_names_its_blocks_too_is_known_by_its_call(
+    folder: Path, on_one_node: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM's NIXL reports it. With several cache groups vLLM takes blocks for a mistake."""
+    from hisparsed.engine.reference.connectors import ReferenceConnectors
+
+    without_blocks = ReferenceConnectors.after_forward
+    named = []
+
+    def after_forward(self: ReferenceConnectors, finished: set[str]) -> Any:
+        output = without_blocks(self, finished)
+        if output.failed_recving:
+            output.invalid_block_ids = {1, 2}
+            named.append(output.failed_recving)
+        return output
+
+    monkeypatch.setattr(ReferenceConnectors, "after_forward", after_forward)
+    with nodes_of(folder, lease_s=1.0) as nodes:
+        params = nodes.prefilled({"call": PROMPT})["call"]
+        with FaultyRelay(params["remote_port"], "cut", ROWS_AT) as relay:
+            require_computed_here(nodes, {**params, "remote_port": relay.port}, on_one_node)
+    assert len(named) == 1
+
+
 def test_a_prefill_node_that_is_gone_costs_only_the_computation(
     folder: Path, on_one_node: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,6 @@ and the worker exchange every step stand here too.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import secrets
 from collections import Counter
@@ -26,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from hisparsed.engine.reference.handoff.transfer import prefix_digest
 from hisparsed.engine.reference.requests import RequestTables
+from hisparsed.engine.remote_prefix import count_param, require_peer, text_param
 
 
 @dataclass(frozen=True)
@@ -64,48 +64,12 @@ def offer_params(
 def parse_remote_prefix(params: Mapping[str, Any]) -> RemotePrefix:
     """Raises ``ValueError`` that names the key, its value, and what would be right."""
     return RemotePrefix(
-        request_id=_text_param(params, "remote_request_id"),
-        host=_text_param(params, "remote_host"),
-        port=_count_param(params, "remote_port", most=65535),
-        ticket=_text_param(params, "remote_ticket"),
-        tokens=_count_param(params, "remote_num_tokens"),
+        request_id=text_param(params, "remote_request_id"),
+        host=text_param(params, "remote_host"),
+        port=count_param(params, "remote_port", 65535),
+        ticket=text_param(params, "remote_ticket"),
+        tokens=count_param(params, "remote_num_tokens"),
     )
-
-
-def require_peer(prefix: RemotePrefix, peers: Sequence[str]) -> None:
-    """Only listed prefill nodes are asked; without a list, only those of this machine.
-
-    Clients name the address, so without this rule they could make the node connect anywhere.
-    Raises ``ValueError``.
-    """
-    if prefix.address in peers or (not peers and _is_loopback(prefix.host)):
-        return
-    allowed = f"one of {', '.join(peers)}" if peers else "an address of this machine"
-    raise ValueError(
-        f"kv_transfer_params.remote_host: {prefix.address} is not a prefill node of this node; "
-        f"{allowed} would be right (disaggregation.peers)"
-    )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _text_param(params: Mapping[str, Any], key: str) -> str:
-    value = params.get(key)
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"kv_transfer_params.{key}: {value!r} is not a text")
-    return value
-
-
-def _count_param(params: Mapping[str, Any], key: str, most: int = 1 << 31) -> int:
-    value = params.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ValueError(f"kv_transfer_params.{key}: {value!r} is not a number from 1 to {most}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -236,7 +200,7 @@ class HandoffScheduler:
                     "prefill; send the call to a decode node"
                 )
             remote = parse_remote_prefix(params)
-            require_peer(remote, self._peers)
+            require_peer(remote.host, remote.port, self._peers)
         except ValueError as error:
             self._counts["refused"] += 1
             log.warning("Request %s is computed here: %s", request.request_id, error)

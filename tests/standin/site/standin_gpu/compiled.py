@@ -68,6 +68,12 @@ def swap_blocks_batch(
     evidence.count(stored=stored, loaded_as_stored=loaded)
 
 
+def forget(address: int, size: int) -> None:
+    """Of pinned memory that others have written: it is not what was stored there."""
+    for key in [key for key in _stored if key[0] < address + size and address < key[0] + key[1]]:
+        del _stored[key]
+
+
 # --- HiSparse -------------------------------------------------------------------------
 
 

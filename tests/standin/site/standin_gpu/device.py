@@ -151,12 +151,23 @@ def on_host(address: int) -> bool:
     return any(start <= address < start + size for start, size in pinned.items())
 
 
+class OnCard(torch.Tensor):
+    """A view of memory of a card that says so, for code that asks where a tensor is."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return _REAL_DEVICE("cuda", 0)
+
+    def get_device(self) -> int:
+        return 0
+
+
 def _unpinned(make: Any) -> Any:
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> Any:
         kwargs.pop("pin_memory", None)
         device = kwargs.get("device")
-        if isinstance(device, int) or (isinstance(device, str) and device.startswith("cuda")):
+        if isinstance(device, int) or str(device).startswith("cuda"):
             kwargs["device"] = "cpu"
         return make(*args, **kwargs)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from standin_gpu import compiled, evidence, triton_kernels
-from standin_gpu.device import runtime
+from standin_gpu.device import OnCard, on_host, runtime
 
 _CACHE_OPS = (
     "swap_blocks_batch",
@@ -115,6 +115,27 @@ def install() -> None:
     _count_chunk_batches()
     _exact_products()
     _weights()
+
+
+@functools.cache
+def tell_cards_from_host() -> None:
+    """NIXL registers what is on a card as another kind of memory than what is on the host."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import (
+        NixlBaseConnectorWorker,
+    )
+
+    register = NixlBaseConnectorWorker.register_kv_caches
+
+    def registered(self: Any, kv_caches: dict[str, torch.Tensor]) -> None:
+        register(
+            self,
+            {
+                name: cache if on_host(cache.data_ptr()) else cache.as_subclass(OnCard)
+                for name, cache in kv_caches.items()
+            },
+        )
+
+    NixlBaseConnectorWorker.register_kv_caches = registered
 
 
 def _name_regions() -> None:

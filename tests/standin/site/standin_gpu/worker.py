@@ -9,7 +9,7 @@ from typing import Any
 
 from standin_gpu import evidence
 from standin_gpu.device import on_host
-from standin_gpu.install import install
+from standin_gpu.install import install, tell_cards_from_host
 
 install()
 
@@ -32,6 +32,9 @@ class StandInWorker(Worker):  # type: ignore[misc]
         super().init_device()
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
+        transfer = self.vllm_config.kv_transfer_config
+        if transfer is not None and transfer.has_connector("NixlConnector"):
+            tell_cards_from_host()
         super().initialize_from_config(kv_cache_config)
         runner = self.model_runner
         runner.kv_caches = [cache for cache in runner.kv_caches if not on_host(cache.data_ptr())]

@@ -1,0 +1,1 @@
+"""NIXL for tests: an agent that copies between processes of one machine."""
