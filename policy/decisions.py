@@ -49,6 +49,7 @@ class Reason(StrEnum):
     MISSES_OUTWEIGH = "MissesOutweigh"
     NOT_KV_PRESSURE = "NotKVPressure"
     PREFILL_BOUND = "PrefillBound"
+    ENGINE_CORE_BOUND = "EngineCoreBound"
     NO_TRAFFIC = "NoTraffic"
     NO_BENEFIT = "NoBenefit"
     FROZEN = "Frozen"

@@ -87,6 +87,13 @@ def wait_is_no_shortage(policy: Policy, snapshot: Snapshot, memory: Memory) -> H
     if requests.running >= limit:
         because = f"{_waiting(snapshot)} for the limit of {limit} running ones"
         return Reason.NOT_KV_PRESSURE, because
+    busy = core_busy(snapshot)
+    if busy is not None and busy >= policy.hot.core_bound_at:
+        because = (
+            f"the engine core computes schedules for {busy:.0%} of the time, so "
+            f"{_waiting(snapshot)} for steps, not for blocks"
+        )
+        return Reason.ENGINE_CORE_BOUND, because
     filled = step_fill(snapshot, memory)
     if filled is not None and filled >= policy.hot.prefill_bound_at:
         because = (
@@ -108,6 +115,11 @@ def wait_is_no_shortage(policy: Policy, snapshot: Snapshot, memory: Memory) -> H
 def _waiting(snapshot: Snapshot) -> str:
     count = snapshot.requests.waiting
     return f"{counted(count, 'request')} wait{'s' if count == 1 else ''}"
+
+
+def core_busy(snapshot: Snapshot) -> float | None:
+    """Share of the last minute that the engine core computed schedules for; ``None`` if unknown."""
+    return None if snapshot.step_cpu is None else snapshot.step_cpu.busy_ratio
 
 
 def step_fill(snapshot: Snapshot, memory: Memory) -> float | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from hisparsed.policy.bounds import HotBounds, hot_bounds, hot_unit, lease_blocks
 from hisparsed.policy.decisions import Proposal, Reason
-from hisparsed.policy.guards import Held, calm, pace, step_fill, wait_is_no_shortage
+from hisparsed.policy.guards import Held, calm, core_busy, pace, step_fill, wait_is_no_shortage
 from hisparsed.policy.memory import Direction, Memory, free_share, under_gpu_pressure
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.sharing import propose_sharing
@@ -326,6 +326,7 @@ def _figures(
         "loads_per_s": memory.signals.shrink_loads_total.rate_per_s,
         "predicted_bytes_per_s": predicted,
         "step_fill_ratio": step_fill(snapshot, memory),
+        "core_busy_ratio": core_busy(snapshot),
     }
     return figures | {name: value for name, value in optional.items() if value is not None}
 

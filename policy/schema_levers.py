@@ -300,6 +300,9 @@ class Hot(Section):
     missed row costs. 37GB is published for PCIe 5 x16."""
     prefill_bound_at: Fraction = Field(default=0.9, gt=0)
     """Share of the step token budget in use above which prefill, not KV, is the bottleneck."""
+    core_bound_at: Fraction = Field(default=0.9, gt=0)
+    """Share of the last minute that the engine core's thread computed schedules for, above which
+    its CPU, not KV, is the bottleneck."""
     sharing: Literal["even", "marginal-gain"] = "even"
     """How running requests share the hot buffers: all alike, or by their own miss curves."""
     sharing_change: Fraction = Field(default=0.25, gt=0)

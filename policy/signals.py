@@ -236,6 +236,9 @@ class StepCpu:
 
     p50_s: float
     p99_s: float
+    busy_ratio: float | None = None
+    """Share of that minute that the thread spent so; ``None`` where fewer than two steps are
+    known. With asynchronous scheduling the GPU waits for the engine core as it comes near 1."""
 
 
 @dataclass(frozen=True, slots=True)

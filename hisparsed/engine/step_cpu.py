@@ -39,7 +39,11 @@ class StepCpuTimes:
         began_s = self._cpu_s()
         yield
         scheduled_s = self._scheduled.popleft() if self._scheduled else 0.0
-        self._steps.append((now_s, scheduled_s + self._cpu_s() - began_s))
+        self.add(now_s, scheduled_s + self._cpu_s() - began_s)
+
+    def add(self, now_s: float, cost_s: float) -> None:
+        """A step whose output came at ``now_s``."""
+        self._steps.append((now_s, cost_s))
 
     def figures(self, now_s: float) -> StepCpu | None:
         """Of the steps of the last minute; ``None`` where there was none."""
@@ -48,4 +52,16 @@ class StepCpuTimes:
         times = sorted(cost_s for _, cost_s in self._steps)
         if not times:
             return None
-        return StepCpu(times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)])
+        return StepCpu(
+            times[len(times) // 2],
+            times[min(len(times) - 1, len(times) * 99 // 100)],
+            self._busy_ratio(now_s),
+        )
+
+    def _busy_ratio(self, now_s: float) -> float | None:
+        """Since the first step that is kept, whose own cost came before."""
+        since_s, first_cost_s = self._steps[0]
+        if len(self._steps) < 2 or now_s <= since_s:
+            return None
+        spent_s = sum(cost_s for _, cost_s in self._steps) - first_cost_s
+        return min(1.0, spent_s / (now_s - since_s))

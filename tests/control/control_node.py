@@ -188,7 +188,7 @@ class FakeEngine:
             watermark=Watermark(self.watermark, self.default_watermark),
             progress=Progress(7, 70),
             report_cost_s=0.0002,
-            step_cpu=StepCpu(0.004, 0.009),
+            step_cpu=StepCpu(0.004, 0.009, 0.25),
         )
         return replace(report, **self.changes)
 

@@ -29,6 +29,20 @@ def test_a_step_is_its_scheduling_and_its_output_without_the_model() -> None:
     assert cpu.times.figures(1.0) == StepCpu(0.75, 0.75)
 
 
+def test_how_busy_the_thread_was_since_the_first_step_that_is_kept() -> None:
+    cpu = Cpu()
+    for at_s in (10.0, 12.0, 14.0):
+        cpu.schedule(0.25)
+        cpu.take(0.75, at_s)
+    found = cpu.times.figures(14.0)
+    assert found is not None
+    assert found.busy_ratio == 0.5
+    # Time without a step counts as idle.
+    later = cpu.times.figures(18.0)
+    assert later is not None
+    assert later.busy_ratio == 0.25
+
+
 def test_scheduling_that_is_ahead_belongs_to_its_own_step() -> None:
     cpu = Cpu()
     cpu.schedule(0.25)

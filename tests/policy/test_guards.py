@@ -11,7 +11,7 @@ from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import Lever, Progress
+from hisparsed.policy.signals import Lever, Progress, StepCpu
 
 
 def policy(**sections: Any) -> Policy:
@@ -84,6 +84,21 @@ def test_full_steps_mean_that_prefill_is_the_bottleneck(
     decision = multiplier(policy(), ticks(kit, snapshot, 10, tokens_a_step), kit)
     assert decision.reason is reason
     assert decision.figures["step_fill_ratio"] == pytest.approx(tokens_a_step / 1_000)
+
+
+@pytest.mark.parametrize(
+    ("busy", "reason"),
+    [
+        (None, Reason.GPU_POOL_PRESSURE),
+        (0.89, Reason.GPU_POOL_PRESSURE),
+        (0.9, Reason.ENGINE_CORE_BOUND),
+    ],
+)
+def test_a_busy_engine_core_is_the_bottleneck(kit, busy: float | None, reason: Reason) -> None:
+    snapshot = kit.change(waiting(kit, 0.01), step_cpu=StepCpu(0.02, 0.05, busy))
+    decision = multiplier(policy(), ticks(kit, snapshot, 10, 100), kit)
+    assert decision.reason is reason
+    assert decision.figures.get("core_busy_ratio") == busy
 
 
 @pytest.mark.parametrize(("seconds", "stalled"), [(29, False), (30, True)])

@@ -342,4 +342,5 @@ def test_the_cpu_time_of_a_step_is_shown_where_it_is_known() -> None:
         return "\n".join(one.plain for one in health_lines(model, 80, GPU_CONTEXT))
 
     assert "scheduler 4ms of CPU a step, p99 9ms, in 1m" in shown({"p50_s": 0.004, "p99_s": 0.009})
+    assert "p99 9ms, busy 25%, in 1m" in shown({"p50_s": 0.004, "p99_s": 0.009, "busy_ratio": 0.25})
     assert "of CPU a step" not in shown(None)

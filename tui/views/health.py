@@ -288,10 +288,12 @@ def _step_cpu(model: NodeModel) -> list[Line]:
     if half_s is None:
         return []
     most = fmt.duration(number(model.observed, "step_cpu.p99_s"))
+    busy = number(model.observed, "step_cpu.busy_ratio")
+    share = [] if busy is None else [(", busy ", "dim"), (fmt.percent(busy), "strong")]
     return [
         line(
             (f"{_INDENT}scheduler ", "dim"), (fmt.duration(half_s), "strong"),
-            (" of CPU a step, p99 ", "dim"), (most, "strong"), (", in 1m", "dim"),
+            (" of CPU a step, p99 ", "dim"), (most, "strong"), *share, (", in 1m", "dim"),
         )
     ]  # fmt: skip
 

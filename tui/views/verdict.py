@@ -114,6 +114,11 @@ def _first_limit(model: NodeModel) -> Answer:
     running, waiting = number(requests, "running") or 0, number(requests, "waiting") or 0
     wait = fmt.calls(waiting, "wait")
     most, held = number(observed, "admission.max_running"), number(requests, "held_back")
+    if waiting and _reason(model, "multiplier") == Reason.ENGINE_CORE_BOUND:
+        busy = fmt.percent(number(observed, "step_cpu.busy_ratio"))
+        return Answer(
+            "engine core", "warn", f": its CPU is busy {busy} of the time, {wait} for steps"
+        )
     if dig(gpu, "waiting_for_blocks"):
         need, free = number(gpu, "head_need_blocks"), fmt.whole(number(gpu, "free_blocks"))
         needs = f"; the next needs {fmt.whole(need)} blocks" if need is not None else ""

@@ -59,6 +59,13 @@ def step_cpu(status: Status) -> Iterator[Sample]:
         yield ("0.99",), status.observed.step_cpu.p99_s
 
 
+def core_busy(status: Status) -> Iterator[Sample]:
+    if status.observed is not None and status.observed.step_cpu is not None:
+        busy = status.observed.step_cpu.busy_ratio
+        if busy is not None:
+            yield (), busy
+
+
 def of_pools(read: Callable[[PoolFigures], float]) -> Callable[[Status], Iterator[Sample]]:
     def samples(status: Status) -> Iterator[Sample]:
         if status.derived is not None:

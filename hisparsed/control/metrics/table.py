@@ -12,6 +12,7 @@ from hisparsed.control.metrics.readings import (
     Metric,
     Sample,
     canary_state,
+    core_busy,
     derived,
     engine_state,
     ghost_tokens,
@@ -562,6 +563,11 @@ METRICS: tuple[Metric, ...] = (
         "CPU time of the engine thread a step, the model apart, over the last minute.",
         step_cpu,
         ("quantile",),
+    ),
+    Metric(
+        "hisparsed_engine_core_busy_ratio",
+        "Share of the last minute that the engine thread spent on steps, the model apart.",
+        core_busy,
     ),
     Metric(
         "hisparsed_report_failures_total",
