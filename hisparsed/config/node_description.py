@@ -110,6 +110,18 @@ class SpeedDescription(_Section):
     """Chance that each draft is accepted when those before it were."""
 
 
+class CoreDescription(_Section):
+    """CPU time of the engine core's thread, for schedules and their results. The sum of a step is
+    the least that the step takes where batches are scheduled ahead, and comes on top elsewhere."""
+
+    step_ms: float = Field(default=0.0, ge=0, le=1e6)
+    """Of every step."""
+    request_ms: float = Field(default=0.0, ge=0, le=1e6)
+    """Of each request in it."""
+    token_us: float = Field(default=0.0, ge=0, le=1e6)
+    """Of each token that it computes, in microseconds."""
+
+
 class RowsDescription(_Section):
     """How decode steps select rows; points are [multiplier or rows, share], ascending."""
 
@@ -132,6 +144,7 @@ class NodeDescription(_Section):
     engine: EngineDescription
     speed: SpeedDescription
     rows: RowsDescription
+    core: CoreDescription = CoreDescription()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -57,7 +57,7 @@ class ControlledScheduler:
         super().__init__(*args, **kwargs)
         self.stall = StallWatch()
         self._given_up: list[Any] = []
-        self._step_cpu = StepCpuTimes()
+        self.step_cpu = StepCpuTimes()
         self.hisparsed = EngineControl(self)
         self._prefixes = self._nixl_prefixes()
 
@@ -69,7 +69,7 @@ class ControlledScheduler:
         return NixlPrefixes(peers, int(config.cache_config.block_size), left_to_decode(config))
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        with self._step_cpu.scheduling():
+        with self.step_cpu.scheduling():
             return self._schedule(*args, **kwargs)
 
     def _schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,7 @@ class ControlledScheduler:
         return output
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        with self._step_cpu.taking_output(self.clock_s()):
+        with self.step_cpu.taking_output(self.clock_s()):
             return self._take_output(*args, **kwargs)
 
     def _take_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -183,7 +183,7 @@ class ControlledScheduler:
         now_s = self.clock_s()
         report = replace(
             self.hisparsed.report(now_s, workers, release_host),
-            step_cpu=self._step_cpu.figures(now_s),
+            step_cpu=self.step_cpu.figures(now_s),
         )
         return replace(report, report_cost_s=time.perf_counter() - started)
 

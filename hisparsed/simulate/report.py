@@ -37,6 +37,7 @@ HEADS = (
     "ITL",
     "load",
     "link",
+    "core",
     "moves",
 )
 
@@ -139,6 +140,7 @@ def _row(group: Sequence[PolicyResult]) -> tuple[str, ...]:
         _mean_of([one.itl_p50_s for one in group], lambda itl_s: f"{itl_s * 1e3:.0f}ms"),
         _mean_of([one.load for one in group], lambda load: f"{load:.2f}"),
         f"{mean('link_use'):.0%}",
+        f"{mean('core_use'):.0%}",
         f"{mean('moves'):.0f}",
     )
 

@@ -60,6 +60,8 @@ class BareSample:
     prompt_tokens: int
     generated_tokens: int
     link_bytes: float
+    core_s: float
+    """CPU time of the engine core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,8 @@ class PolicyResult(BaseModel):
     refused: int
     failed: int
     steps: int
+    core_use: float = 0.0
+    """Share of the time that the engine core's CPU needs, by the node's description."""
     trace_load: float | None = None
     """How many times as fast as recorded sessions start, where the trace says when."""
     paired_calls: int = 0
@@ -241,6 +245,7 @@ def summarise(
         refused=measures.refused,
         failed=sum(call.failed for call in measures.calls if _measured(call, measures.from_s)),
         steps=measures.steps,
+        core_use=(last.core_s - first.core_s) / sampled_s,
         trace_load=trace_load,
     )
 

@@ -212,7 +212,8 @@ class Driver:
         tokens = (serving.prefix_hit_tokens, serving.prompt_tokens, serving.generated_tokens)
         link_bytes = node.tally.gather_bytes + node.copied_bytes()
         report = node.take_report() if node.hisparse else None
-        bare = BareSample(now_s, *node.counts(), node.gpu_free_blocks(), *tokens, link_bytes)
+        counts, free = node.counts(), node.gpu_free_blocks()
+        bare = BareSample(now_s, *counts, free, *tokens, link_bytes, node.tally.core_s)
         self._measures.samples.append(sample_of(bare, report))
 
 

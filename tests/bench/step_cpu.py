@@ -1,4 +1,4 @@
-"""CPU time of the engine core's steps: ``python -m tests.bench.step_cpu [--steps N] [--json]``.
+"""CPU time of the engine core's steps: ``python -m tests.bench.step_cpu [--grow WHAT] [--json]``.
 
 Three nodes in one process step in turn through the same calls at the size of eight H200 and all
 cache groups: vLLM's classes untouched; ours with vLLM's own bookkeeping of pages; ours. Thread CPU
@@ -23,8 +23,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 NODE = "8xh200-glm-5.3"
-MAX_MODEL_LEN = 131_072
 OFFLOAD_SHARE = 0.25
 KINDS = ("vllm", "bookkeeping: vllm", "hisparsed")
 
@@ -38,6 +39,9 @@ class Load:
     more_tokens: tuple[int, int] = (300, 2_500)
     answer_tokens: tuple[int, int] = (100, 400)
     seed: int = 3
+    max_model_len: int = 131_072
+    index_every: int = 4
+    """Layers that share an indexer: the fewer, the more cache groups."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,15 @@ class Session:
 
     def _begin(self) -> None:
         self._tokens = self._rng.randrange(*self._load.first_tokens)
-        self._names = [self._rng.randbytes(16) for _ in range(MAX_MODEL_LEN // self._block_tokens)]
+        self._names = [
+            self._rng.randbytes(16) for _ in range(self._load.max_model_len // self._block_tokens)
+        ]
 
     def call(self) -> Any:
         from hisparsed.engine.simulated.node import SimulatedCall
 
         answer = self._rng.randrange(*self._load.answer_tokens)
-        if self._tokens + answer > MAX_MODEL_LEN:
+        if self._tokens + answer > self._load.max_model_len:
             self._begin()
         tokens, self.turn = self._tokens, self.turn + 1
         self._tokens += answer + self._rng.randrange(*self._load.more_tokens)
@@ -79,7 +85,7 @@ class Timed:
 
     def __init__(self, kind: str, load: Load, folder: Path) -> None:
         self.kind = kind
-        self.node = _started(kind, folder)
+        self.node = _started(kind, load, folder)
         self.schedule_s: list[float] = []
         self.update_s: list[float] = []
         self.work: list[tuple[int, int]] = []
@@ -133,19 +139,21 @@ class Timed:
         yield "decoding", decodes
 
 
-def _started(kind: str, folder: Path) -> Any:
+def _started(kind: str, load: Load, folder: Path) -> Any:
     from hisparsed.config.node_description import load_node_description
     from hisparsed.engine.simulated import vllm_config
     from hisparsed.engine.simulated.node import SimulatedNode
     from hisparsed.policy.decisions import EngineCommand
 
-    described = load_node_description(NODE)
+    found = load_node_description(NODE)
+    model = found.model.model_copy(update={"index_every": load.index_every})
+    described = found.model_copy(update={"model": model})
     options = vllm_config.SimulatedOptions(
         node=described,
         model_folder=folder / kind.replace(": ", "-"),
         host_budget_bytes=int(described.host.budget),
         max_lease_rows=(described.query_len + 1) * described.model.topk,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=load.max_model_len,
         scale=Fraction(1),
         scratch=False,
     )
@@ -208,8 +216,35 @@ def _figures(times_s: Sequence[float], numbers: Sequence[int], work: Sequence[An
     )
 
 
+def core_figures(times_s: Sequence[float], work: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """``core`` of a node description, by least squares over all steps: of each step, of each
+    request in it, of each token. What comes out below zero is left out, and the rest fitted."""
+    of_step = [(cost_s, *one) for cost_s, one in zip(times_s, work, strict=False) if one[0]]
+    costs_s = np.array([one[0] for one in of_step])
+    by_name = {
+        "step_ms": np.full(len(of_step), 1e-3),
+        "request_ms": np.array([one[2] for one in of_step]) * 1e-3,
+        "token_us": np.array([one[1] for one in of_step]) * 1e-6,
+    }
+    fitted: dict[str, float] = {}
+    left = list(by_name)
+    while left:
+        columns = np.stack([by_name[name] for name in left], axis=1)
+        found = np.linalg.lstsq(columns, costs_s, rcond=None)[0]
+        fitted = dict(zip(left, found.tolist(), strict=True))
+        if min(fitted.values()) >= 0:
+            break
+        left.remove(min(left, key=lambda name: fitted[name]))
+    return {name: round(fitted.get(name, 0.0), 3) for name in by_name}
+
+
 def measure(load: Load, steps: int, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
-    """By phase, call and kind of bookkeeping; nodes take turns, so that a slow moment hits all."""
+    """``phases``: times by phase, call and kind of bookkeeping. ``core``: ``core_figures`` by kind.
+
+    Nodes take turns, so that a slow moment hits all.
+    """
+    phases: dict[str, Any] = {}
+    core: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="hisparsed-bench-") as folder:
         nodes = [Timed(kind, load, Path(folder)) for kind in kinds]
         gc.collect()
@@ -219,29 +254,29 @@ def measure(load: Load, steps: int, kinds: Sequence[str] = KINDS) -> dict[str, A
         for _ in range(steps):
             for one in nodes:
                 one.step()
-        found: dict[str, Any] = {}
         for one in nodes:
+            both = [a + b for a, b in zip(one.schedule_s, one.update_s, strict=False)]
+            core[one.kind] = core_figures(both, one.work)
             query_len = one.node._executor._node.query_len
             for phase, numbers in one.phases(query_len):
                 if not numbers:
                     continue
-                both = [a + b for a, b in zip(one.schedule_s, one.update_s, strict=False)]
                 for call, times_s in (
                     ("schedule", one.schedule_s),
                     ("update_from_output", one.update_s),
                     ("both", both),
                 ):
                     figures = _figures(times_s, numbers, one.work)
-                    found.setdefault(phase, {}).setdefault(call, {})[one.kind] = asdict(figures)
+                    phases.setdefault(phase, {}).setdefault(call, {})[one.kind] = asdict(figures)
             one.node.shutdown()
         gc.enable()
         gc.unfreeze()
-    return found
+    return {"phases": phases, "core": core}
 
 
 def in_words(found: dict[str, Any]) -> str:
     lines = [f"{'':42}{'steps':>6}{'mean ms':>9}{'p50':>8}{'p99':>9}{'of vLLM':>9}{'p99 of':>8}"]
-    for phase, calls in found.items():
+    for phase, calls in found["phases"].items():
         for call, kinds in calls.items():
             base = kinds.get("vllm")
             for kind, one in kinds.items():
@@ -255,6 +290,39 @@ def in_words(found: dict[str, Any]) -> str:
                     f"{phase + ', ' + call + ', ' + kind:42}{one['steps']:>6}{one['mean_ms']:>9.2f}"
                     f"{one['p50_ms']:>8.2f}{one['p99_ms']:>9.2f}{ratios}"
                 )
+    lines += [f"core of {kind}: {figures}" for kind, figures in found["core"].items()]
+    return "\n".join(lines)
+
+
+GROWTH: dict[str, tuple[Load, ...]] = {
+    "requests": tuple(
+        Load(users=users, first_tokens=(9_000, 15_000), more_tokens=(50, 100))
+        for users in (16, 32, 64, 128, 256)
+    ),
+    "context": tuple(
+        Load(
+            users=max(2, 1_000_000 // context),
+            first_tokens=(context * 3 // 4, context * 9 // 10),
+            max_model_len=context,
+        )
+        for context in (16_384, 65_536, 262_144, 1_048_576)
+    ),
+    "groups": tuple(Load(users=48, index_every=every) for every in (16, 8, 4, 2)),
+}
+"""What grows, one at a time, within the tokens that the node can hold."""
+
+
+def growth_in_words(what: str, steps: int) -> str:
+    lines = [f"{what:34}{'phase':>10}{'running':>9}{'vLLM ms':>9}{'ours ms':>9}{'of vLLM':>9}"]
+    for load in GROWTH[what]:
+        found = measure(load, steps, ("vllm", "hisparsed"))["phases"]
+        told = f"{load.users} users, {load.max_model_len:,}, every {load.index_every}"
+        for phase, calls in found.items():
+            base, own = calls["both"]["vllm"], calls["both"]["hisparsed"]
+            lines.append(
+                f"{told:34}{phase:>10}{own['running']:>9.1f}{base['mean_ms']:>9.2f}"
+                f"{own['mean_ms']:>9.2f}{own['mean_ms'] / base['mean_ms']:>9.2f}"
+            )
     return "\n".join(lines)
 
 
@@ -263,10 +331,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--users", type=int, default=Load.users)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--grow", choices=GROWTH, help="how times grow, instead")
     arguments = parser.parse_args()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["HISPARSED_ENGINE"] = "1"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if arguments.grow:
+        print(growth_in_words(arguments.grow, arguments.steps))  # noqa: T201
+        return
     found = measure(replace(Load(), users=arguments.users), arguments.steps)
     print(json.dumps(found) if arguments.json else in_words(found))  # noqa: T201
     sys.stdout.flush()

@@ -64,8 +64,19 @@ def test_the_engine_core_bench_times_the_same_steps_of_all_three(
     load = step_cpu.Load(users=4, first_tokens=(4_000, 9_000), answer_tokens=(20, 40))
     found = step_cpu.measure(load, steps=60)
     for phase in ("prompts", "decoding"):
-        kinds = found[phase]["both"]
+        kinds = found["phases"][phase]["both"]
         assert set(kinds) == set(step_cpu.KINDS)
         assert len({(one["steps"], one["running"]) for one in kinds.values()}) == 1
         assert all(0 < one["p50_ms"] <= one["p99_ms"] for one in kinds.values())
     assert "prompts, both, hisparsed" in step_cpu.in_words(found)
+    assert set(found["core"]) == set(step_cpu.KINDS)
+
+
+def test_core_figures_are_found_again() -> None:
+    work = [(tokens, calls) for tokens in (0, 64, 700, 8_192) for calls in (1, 8, 16)]
+    times_s = [0.002 + calls * 0.0001 + tokens * 2e-6 for tokens, calls in work]
+    assert step_cpu.core_figures(times_s, work) == {
+        "step_ms": 2.0, "request_ms": 0.1, "token_us": 2.0,
+    }  # fmt: skip
+    free = [calls * 0.0001 for _, calls in work]
+    assert step_cpu.core_figures(free, work)["request_ms"] == 0.1

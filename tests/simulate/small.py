@@ -79,6 +79,7 @@ def sample(at_s: float, **changes: Any) -> Sample:
         "prompt_tokens": 0,
         "generated_tokens": int(at_s * 10),
         "link_bytes": at_s * 100.0,
+        "core_s": at_s * 0.2,
     }
     return Sample(at_s=at_s, **{**values, **changes})
 

@@ -68,7 +68,7 @@ def result(samples: Sequence[Sample], *calls: CallTimes) -> PolicyResult:
 
 
 def sample(at_s: float) -> Sample:
-    return Sample(at_s, 1, 0, 5, 0, 0, int(10 * at_s), at_s * 50.0)
+    return Sample(at_s, 1, 0, 5, 0, 0, int(10 * at_s), at_s * 50.0, at_s * 0.25)
 
 
 def test_calls_that_failed_in_the_warm_up_do_not_count() -> None:
@@ -80,6 +80,7 @@ def test_rates_are_of_the_time_between_the_samples_that_they_are_from() -> None:
     found = result([sample(9.0), sample(12.0), sample(62.0)])
     assert found.throughput == pytest.approx(10)
     assert found.link_use == pytest.approx(0.5)
+    assert found.core_use == pytest.approx(0.25)
 
 
 def test_one_sample_shows_no_rate() -> None:

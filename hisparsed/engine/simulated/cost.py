@@ -2,7 +2,8 @@
 
 ``CostModel`` is a roofline of the described node with named efficiencies. Computing and memory
 traffic overlap, so the longer of them counts; launches and the row reads that attention waits
-for come on top. A node scaled to a part stands for the whole, so its work is multiplied by what
+for come on top. The engine core's CPU runs beside all of it where batches are scheduled ahead.
+A node scaled to a part stands for the whole, so its work is multiplied by what
 it stands for.
 
 ``RowModel`` says how many rows a decode step selects and how many of them miss, by a curve over
@@ -138,7 +139,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one step; ``total_s`` is how long it takes."""
+    """Seconds of one step; ``total_s`` is how long it takes, the engine core included."""
 
     compute_s: float
     memory_s: float
@@ -146,6 +147,8 @@ class StepTime:
     """Row reads over PCIe, before overlap."""
     draft_s: float
     """Passes of the drafting layer."""
+    core_s: float
+    """CPU time of the engine core."""
     total_s: float
 
 
@@ -173,6 +176,8 @@ class CostModel:
         self._to_host_s = float(min(gpu.copy_bandwidth, node.host.memory_bandwidth))
         self._exposed = 1 - speed.gather_overlap
         self._overhead_s = speed.step_overhead_ms / 1e3
+        self._core = node.core
+        self._schedules_ahead = node.engine.concurrent_batches > 1
         self._drafts = node.engine.speculative_tokens
         self._draft_overhead_s = speed.draft_overhead_ms / 1e3
         self._layers = model.layers
@@ -183,8 +188,15 @@ class CostModel:
         compute_s, memory_s = self._model_pass(work)
         gather_s = self.gather_bytes(work) * self._stands_for / self._row_read_s
         draft_s = self._draft_s(work, max(compute_s, memory_s))
-        total_s = max(compute_s, memory_s) + self._overhead_s + gather_s * self._exposed + draft_s
-        return StepTime(compute_s, memory_s, gather_s, draft_s, total_s)
+        gpu_s = max(compute_s, memory_s) + self._overhead_s + gather_s * self._exposed + draft_s
+        core_s = self._core_s(work)
+        total_s = max(gpu_s, core_s) if self._schedules_ahead else gpu_s + core_s
+        return StepTime(compute_s, memory_s, gather_s, draft_s, core_s, total_s)
+
+    def _core_s(self, work: StepWork) -> float:
+        core, many = self._core, self._stands_for
+        requests_s = work.requests * many * core.request_ms / 1e3
+        return core.step_ms / 1e3 + requests_s + work.tokens * many * core.token_us / 1e6
 
     def _model_pass(self, work: StepWork) -> tuple[float, float]:
         """Seconds of computing and of memory traffic through all layers."""

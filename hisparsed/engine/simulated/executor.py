@@ -25,6 +25,7 @@ from hisparsed.engine.simulated.connectors import (
 )
 from hisparsed.engine.simulated.cost import CostModel, RowModel, VirtualClock
 from hisparsed.engine.simulated.work import RequestResidency, StepPart, StepWorker, WorkTotals
+from hisparsed.engine.step_cpu import DescribedCpuTimes
 from hisparsed.engine.worker_report import HotRows, WorkerReport
 from hisparsed.plan.layout import real_layout
 
@@ -49,6 +50,7 @@ class SimulatedExecutor(InProcessExecutor):
         self.clock = VirtualClock()
         self._link = GpuLink(self.clock, self._cost)
         self.tally = WorkTotals()
+        self.step_cpu = DescribedCpuTimes()
 
     # --- start-up ---------------------------------------------------------------------
 
@@ -110,6 +112,7 @@ class SimulatedExecutor(InProcessExecutor):
             self._link.to_gpu.give_way(time.gather_s)
             self.clock.advance(time.total_s)
             self.tally.step(work, time, self._cost)
+            self.step_cpu.add(self.clock.now_s(), time.core_s)
         connector_output = self._connectors.after_forward(output.finished_req_ids)
         sampled = {segment.request_id: self._sample(segment) for segment in segments}
         if sampled:

@@ -184,6 +184,7 @@ class SimulatedNode:
         if options.hisparse:
             self._scheduler.clock_s = self.clock.now_s
             self._scheduler.wall_clock_s = self.clock.unix_s
+            self._scheduler.step_cpu = self._executor.step_cpu
             remember_lookups(self._scheduler.kv_cache_manager.coordinator)
             coordinator = get_hisparse_coordinator(self._scheduler.kv_cache_manager)
             resident, hot = coordinator.resident_managers[0], coordinator.hot_managers[0]

@@ -25,6 +25,7 @@ class WorkTotals:
     compute_s: float = 0.0
     memory_s: float = 0.0
     gather_s: float = 0.0
+    core_s: float = 0.0
     gather_bytes: float = 0.0
     """All row reads."""
     loaded_bytes: float = 0.0
@@ -49,6 +50,7 @@ class WorkTotals:
         self.compute_s += time.compute_s
         self.memory_s += time.memory_s
         self.gather_s += time.gather_s
+        self.core_s += time.core_s
         self.gather_bytes += cost.gather_bytes(work)
         self.loaded_bytes += cost.loaded_bytes(work)
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hisparsed.config.node_description import NodeDescription, load_node_description
+from hisparsed.config.node_description import (
+    CoreDescription,
+    NodeDescription,
+    load_node_description,
+)
 from hisparsed.engine.simulated.connectors import CopyQueue, GpuLink, LinkDirection
 from hisparsed.engine.simulated.cost import CostModel, RowModel, StepWork, VirtualClock
 from hisparsed.engine.simulated.work import StepPart, StepWorker, WorkTotals
@@ -106,6 +110,25 @@ def test_overlap_hides_its_share_of_the_row_reads(h200: NodeDescription) -> None
     )
     exposed, hidden = CostModel(h200).step(work), CostModel(halved).step(work)
     assert exposed.total_s - hidden.total_s == pytest.approx(exposed.gather_s / 2)
+
+
+def with_core(node: NodeDescription, batches: int, **core: float) -> NodeDescription:
+    engine = node.engine.model_copy(update={"concurrent_batches": batches})
+    return node.model_copy(update={"engine": engine, "core": CoreDescription(**core)})
+
+
+@pytest.mark.parametrize(("step_ms", "batches"), [(1.0, 1), (1.0, 2), (900.0, 1), (900.0, 2)])
+def test_a_step_takes_what_the_engine_core_needs(
+    h200: NodeDescription, step_ms: float, batches: int
+) -> None:
+    work = StepWork(64, 64 * 5e4, 64 * 2048.0, 16 * 5e4, 16 * 3900.0, requests=16)
+    gpu_s = CostModel(with_core(h200, batches)).step(work).total_s
+    described = with_core(h200, batches, step_ms=step_ms, request_ms=0.5, token_us=100.0)
+    found = CostModel(described).step(work)
+    core_s = (step_ms + 16 * 0.5 + 64 * 0.1) / 1e3
+    assert found.core_s == pytest.approx(core_s)
+    # Scheduled ahead, a step hides behind the GPU's or hides it.
+    assert found.total_s == pytest.approx(max(gpu_s, core_s) if batches > 1 else gpu_s + core_s)
 
 
 def drafting(node: NodeDescription, drafts: int) -> CostModel:
