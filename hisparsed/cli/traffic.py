@@ -1,8 +1,8 @@
 """`hisparsed replay`, `demo` and `soak`: send traffic to a node and check what comes back.
 
 ``replay`` and ``demo`` exit with 1 when a call failed, ``demo`` also when a token differs, ``soak``
-when anything was wrong. All exit with 2 for wrong input; ``replay`` and ``soak`` exit with 130
-when interrupted. Imports beyond typer wait until a command runs.
+when anything was wrong. All exit with 2 for wrong input, and with 130 when
+interrupted. Imports beyond typer wait until a command runs.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
+_EXIT_INTERRUPTED = 130
 
 
 def replay(
@@ -100,37 +101,81 @@ def replay(
 def demo(
     run_for: Annotated[
         str | None,
-        typer.Option("--for", help="How long to replay with the policy on; default 45s."),
+        typer.Option(
+            "--for",
+            help="About how long the calls take, e.g. 20s; if not given, the whole command takes "
+            "about three minutes.",
+        ),
     ] = None,
+    load: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Live set / reach; default 1.5. Below 1 everything fits."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="standard, or small: a quarter of the work, for a slow machine.")
+    ] = "standard",
     as_json: Annotated[
         bool, typer.Option("--json", help="End with the summary as one JSON object.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the model and the prompts.")] = 0,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Sessions at a time; more means more pressure.")
+        int | None, typer.Option(min=1, help="Sessions at a time, instead of --load.")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Where the HTML report goes; a new temporary file if not.")
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Lines instead of the live view of a terminal.")
+    ] = False,
 ) -> None:
-    """Show the node at work."""
-    from dataclasses import replace
+    """Show the node at work: the same calls with the policy on and with it off."""
+    try:
+        code = _run_demo(run_for, load, model, as_json, seed, concurrency, report, plain)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: the demo has ended, and nothing of it runs on.", err=True)
+        code = _EXIT_INTERRUPTED
+    if code:
+        raise typer.Exit(code)
 
-    from hisparsed.demo.node import DemoSettings
-    from hisparsed.demo.run import run_demo
+
+def _run_demo(
+    run_for: str | None,
+    load: float | None,
+    model: str,
+    as_json: bool,
+    seed: int,
+    concurrency: int | None,
+    report: Path | None,
+    plain: bool,
+) -> int:
+    from hisparsed.demo.report import default_path, write_report
+    from hisparsed.demo.run import DemoOptions, run_demo
+    from hisparsed.demo.summary import in_words, summary_document
+    from hisparsed.demo.workload import DEFAULT_LOAD
     from hisparsed.replay.plan import parse_duration_s
 
-    settings = replace(DemoSettings(), seed=seed)
-    if concurrency is not None:
-        settings = replace(settings, concurrency=concurrency)
-    duration_s = parse_duration_s("--for", run_for or "45s")
+    options = DemoOptions(
+        model=model,
+        load=load or DEFAULT_LOAD,
+        concurrency=concurrency,
+        calls_s=parse_duration_s("--for", run_for) if run_for else None,
+        seed=seed,
+        view=not plain and not as_json and sys.stdin.isatty() and sys.stdout.isatty(),
+    )
 
     def say(line: str) -> None:
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
-    document, words = run_demo(settings, duration_s=duration_s, say=say)
-    say(words)
+    comparison = run_demo(options, say=say)
+    say(in_words(comparison))
+    page = report or default_path()
+    write_report(comparison, page)
+    say(f"Report with plots: {page}")
+    document = summary_document(comparison)
     if as_json:
         print(json.dumps(document))  # noqa: T201 (the result)
-    if document["failed"] or document["token_differences"]:
-        raise typer.Exit(1)
+    failed = document["failed"] or document["policy_off"]["failed"]
+    return 1 if failed or document["token_differences"] else 0
 
 
 def soak(

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
 
@@ -26,16 +26,28 @@ from hisparsed.errors import UserError
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """One demo run. Token counts of the trace are multiplied by ``scale``."""
+    """Sizes of the demo's node; those of its model are the reference node's own."""
 
-    scale: Fraction = Fraction(1, 16)
-    concurrency: int = 24
-    max_num_seqs: int = 8
-    max_model_len: int = 4224
-    gpu_blocks: int = 1500
-    host_budget: str = "44MiB"
+    max_num_seqs: int = 6
+    max_model_len: int = 1408
+    gpu_blocks: int = 512
+    host_budget: str = "7424KiB"
     max_num_batched_tokens: int = 384
+    layers: int = 8
+    index_groups: int = 2
+    index_topk: int = 64
     seed: int = 0
+
+
+MODELS = {
+    "standard": DemoSettings(),
+    # A quarter of the work a token. Host memory holds as many tokens as the standard one's.
+    "small": DemoSettings(
+        gpu_blocks=288, host_budget="3712KiB", layers=4, index_groups=1, index_topk=32
+    ),
+}
+START_REACH_TOKENS = 5568
+"""Tokens that the HiSparse pool of either holds at the start: it has 75% of 464 blocks of 16."""
 
 
 NODE_HEADER = "# Written by `hisparsed demo`.\n"
@@ -48,6 +60,9 @@ def node_document(settings: DemoSettings, folder: Path, port: int, policy: Path)
             "node": "reference",
             "host_budget": settings.host_budget,
             "reference": {
+                "layers": settings.layers,
+                "index_groups": settings.index_groups,
+                "index_topk": settings.index_topk,
                 "gpu_blocks": settings.gpu_blocks,
                 "max_model_len": settings.max_model_len,
                 "max_num_seqs": settings.max_num_seqs,
@@ -96,7 +111,8 @@ def policy_document(mode: str) -> str:
                 "window_grow": "8s",
                 "pcie_budget": "1GiB",
             },
-            "admission": {"engage_at": "70%", "release_at": "50%", "ageing": "25s"},
+            # How long calls may be passed over follows the queue, and so the machine's speed.
+            "admission": {"engage_at": "70%", "release_at": "50%", "ageing": "auto"},
             # The two runs that are compared get the same calls and nothing else.
             "canary": {"enabled": False},
         },
@@ -106,6 +122,8 @@ def policy_document(mode: str) -> str:
 
 _START_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = 40.0
+LOOK_S = 0.2
+"""Between two looks at a node that starts."""
 _LOG_LINES = 15
 _EXIT_NOISE = ("nanobind:", " - leaked", " - ... skipped", "See https://nanobind")
 
@@ -118,7 +136,10 @@ def free_port() -> int:
 
 
 class DemoNode:
-    """Context manager around one daemon under ``folder``; ``mode`` is the policy's."""
+    """One daemon under ``folder``; ``mode`` is the policy's.
+
+    As a context manager it serves when the block begins and is gone when it ends.
+    """
 
     def __init__(self, settings: DemoSettings, folder: Path, mode: str) -> None:
         folder.mkdir(parents=True)
@@ -127,24 +148,77 @@ class DemoNode:
         self.socket = folder / "control.sock"
         policy = folder / "policy.yaml"
         policy.write_text(policy_document(mode), encoding="utf-8")
+        self._folder = folder
         self._config = folder / "hisparsed.yaml"
         self._config.write_text(
             node_document(settings, folder, self.port, policy), encoding="utf-8"
         )
         self._log_path = folder / "node.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._gives_up_at = 0.0
 
-    def __enter__(self) -> DemoNode:
+    def begin(self) -> None:
+        """Start the process; ``is_serving`` says when it serves."""
+        self._gives_up_at = time.monotonic() + _START_TIMEOUT_S
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and files)
                 [sys.executable, "-m", "hisparsed", "serve", "--config", str(self._config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                # What a killed node leaves behind goes with the folder.
+                env={**os.environ, "TMPDIR": str(self._folder)},
+                # Ctrl-C of a terminal is for this process, which ends the node itself.
                 start_new_session=True,
             )
+
+    def is_serving(self) -> bool:
+        """Whether it serves yet. Raises ``UserError`` when it ended, or takes too long."""
+        self.require_alive()
         try:
-            self._wait_until_ready()
+            if httpx.get(f"{self.url}/health", timeout=2.0).status_code == httpx.codes.OK:
+                return True
+        except httpx.TransportError:
+            pass
+        if time.monotonic() > self._gives_up_at:
+            raise UserError(
+                f"the demo's node did not serve within {_START_TIMEOUT_S:g} s:\n{self._log_end()}"
+            )
+        return False
+
+    def require_alive(self) -> None:
+        """Raise ``UserError`` with the end of its log when the node has ended."""
+        code = self._process.poll() if self._process is not None else None
+        if code is not None:
+            raise UserError(f"the demo's node ended with exit code {code}:\n{self._log_end()}")
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM; ``wait_for_end`` sees to the rest."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait_for_end(self, within_s: float) -> None:
+        """Until the process is gone; it and its engine are killed after ``within_s``."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it and its engine at once."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            # The group holds the engine core too; none of it may outlive the demo.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def __enter__(self) -> DemoNode:
+        self.begin()
+        try:
+            while not self.is_serving():
+                time.sleep(LOOK_S)
         except BaseException:
             self._stop()
             raise
@@ -158,37 +232,8 @@ class DemoNode:
     ) -> None:
         self._stop()
 
-    def require_alive(self) -> None:
-        """Raise ``UserError`` with the end of its log when the node has ended."""
-        code = self._process.poll() if self._process is not None else None
-        if code is not None:
-            raise UserError(f"the demo's node ended with exit code {code}:\n{self._log_end()}")
-
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            self.require_alive()
-            try:
-                if httpx.get(f"{self.url}/health", timeout=2.0).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.2)
-        raise UserError(
-            f"the demo's node did not serve within {_START_TIMEOUT_S:g} s:\n{self._log_end()}"
-        )
-
     def _stop(self) -> None:
-        process = self._process
-        if process is None or process.poll() is not None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            # The session holds the engine core too; none of it may outlive the demo.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        end_nodes((self,), _STOP_TIMEOUT_S)
 
     def _log_end(self) -> str:
         text = self._log_path.read_text("utf-8", errors="replace")
@@ -199,3 +244,16 @@ class DemoNode:
             file.write("\n".join(lines))
         end = "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
         return f"{end}\nThe whole log is in {kept}."
+
+
+def end_nodes(nodes: Sequence[DemoNode], within_s: float) -> None:
+    """End them together. Whatever interrupts the wait kills them at once."""
+    try:
+        for node in nodes:
+            node.ask_to_stop()
+        for node in nodes:
+            node.wait_for_end(within_s)
+    except BaseException:
+        for node in nodes:
+            node.kill()
+        raise

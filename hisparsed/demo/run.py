@@ -1,173 +1,341 @@
-"""The demo from start to end: policy on, policy off, the same calls, one summary.
+"""The demo from start to end: two nodes at once, the same calls to both, one summary.
 
-Each node is a real daemon in a process of its own; this process only sends calls and reads
-the control socket. Progress goes to ``say``, the result is returned.
+One node runs with the policy on, the other with it off; both start together, get the same whole
+calls at the same time, and share the machine, so that whatever else runs on it slows both. Each
+is a real daemon in a process of its own; this process only sends calls and reads the control
+sockets. Progress goes to ``say``, the result is returned.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from hisparsed.control.api.client import ControlClient
 from hisparsed.control.journal.records import DecisionView
-from hisparsed.demo.node import DemoNode, DemoSettings
-from hisparsed.demo.summary import NodeRun, in_words, sentences, summary_document
+from hisparsed.demo.node import (
+    LOOK_S,
+    MODELS,
+    START_REACH_TOKENS,
+    DemoNode,
+    DemoSettings,
+    end_nodes,
+)
+from hisparsed.demo.summary import Comparison, NodeRun, Sizing, sentences
+from hisparsed.demo.workload import (
+    DEFAULT_LOAD,
+    Workload,
+    calls_within,
+    make_workload,
+    work_of,
+)
 from hisparsed.engine.reference.launch import SERVED_MODEL_NAME
 from hisparsed.errors import UserError
 from hisparsed.replay.client import RequestSettings
-from hisparsed.replay.plan import ReplayPlan, choose_sessions
+from hisparsed.replay.plan import ReplayPlan
 from hisparsed.replay.results import ReplayResult
 from hisparsed.replay.runner import ReplayProgress, replay
-from hisparsed.replay.scaled_trace import (
-    PromptMaker,
-    ScaledSession,
-    ScaledTrace,
-    TokenRange,
-    scale_trace,
-)
+from hisparsed.replay.scaled_trace import PromptMaker, ScaledCall, ScaledSession, TokenRange
 from hisparsed.replay.trace import load_trace
 
-_WATCH_S = 0.5
+WHOLE_S = 180.0
+"""What a demo takes without ``--for``, from its start to its summary."""
+_LEAST_CALLS_S = 60.0
+_END_S = 6.0
+"""Left of it for the end: nodes that stop, and the report."""
+_LEAVE_VIEW_S = 3.0
+_WATCH_S = 1.0
 _PROGRESS_S = 5.0
 _REQUEST_TIMEOUT_S = 300.0
+_STOP_S = 15.0
+_INTERRUPTED_STOP_S = 3.0
+"""Nothing of them is wanted any more; they are killed after it."""
 _ALL_DECISIONS = 1000
+_FIRST_EVER = ScaledCall(0, (), -1, input_tokens=256, output_tokens=8, think_time_s=0.0)
+"""One call to each node before all: torch sets itself up with the first step."""
 
 
-def run_demo(
-    settings: DemoSettings, *, duration_s: float | None, say: Callable[[str], None]
-) -> tuple[dict[str, Any], str]:
-    """Run both nodes; returns the summary document and the same in words.
+@dataclass(frozen=True)
+class DemoOptions:
+    """What was asked for. ``calls_s`` is about how long the compared calls take; ``None``: what
+    is left of ``WHOLE_S``. ``concurrency`` overrules ``load``. ``view``: the terminal shows both
+    nodes while they run; nothing is said meanwhile."""
 
-    ``duration_s`` bounds the replay with the policy on; the one with the policy off sends the
-    calls that were answered. Raises ``UserError`` when a node does not start or does not last.
+    model: str = "standard"
+    load: float = DEFAULT_LOAD
+    concurrency: int | None = None
+    calls_s: float | None = None
+    seed: int = 0
+    view: bool = False
+
+    @property
+    def settings(self) -> DemoSettings:
+        """Sizes of both nodes. Raises ``UserError`` for an unknown model."""
+        if self.model not in MODELS:
+            raise UserError(f"--model: {self.model!r} is not right; need {' or '.join(MODELS)}")
+        return replace(MODELS[self.model], seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two nodes that serve, and the progress of the replay on each."""
+
+    on: DemoNode
+    off: DemoNode
+
+    def require_alive(self) -> None:
+        """Raise ``UserError`` when one of them has ended."""
+        self.on.require_alive()
+        self.off.require_alive()
+
+
+def run_demo(options: DemoOptions, *, say: Callable[[str], None]) -> Comparison:
+    """Run both nodes and compare them.
+
+    Raises ``UserError`` when a node does not start or does not last, and ``KeyboardInterrupt``
+    when interrupted; no process is left of either in any case.
     """
-    trace = scale_trace(load_trace(), settings.scale, settings.max_model_len)
-    sessions = choose_sessions(trace, None, settings.seed)
+    began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hisparsed-demo-") as name:
-        folder = Path(name)
-        say("Node with the policy on: starting vLLM on the reference node ...")
-        on = _run_node(settings, folder / "on", "act", trace, sessions, duration_s, say)
-        again = _answered(sessions, on.result)
-        say("Node with the policy off: the same calls again ...")
-        off = _run_node(settings, folder / "off", "off", trace, again, None, say)
-    document = summary_document(on, off)
-    return document, in_words(document, on)
+        try:
+            return asyncio.run(_Demo(options, Path(name), say, began_s).run())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
 
-def _run_node(
-    settings: DemoSettings,
-    folder: Path,
-    mode: str,
-    trace: ScaledTrace,
-    sessions: tuple[ScaledSession, ...],
-    duration_s: float | None,
-    say: Callable[[str], None],
-) -> NodeRun:
-    started = time.monotonic()
-    with DemoNode(settings, folder, mode) as node:
-        say(f"Serving on {node.url}/v1 after {time.monotonic() - started:.1f} s.")
-        plan = ReplayPlan(
-            node.url,
-            RequestSettings(SERVED_MODEL_NAME, timeout_s=_REQUEST_TIMEOUT_S),
-            PromptMaker(trace.scale, settings.seed, TokenRange()),
-            sessions,
-            concurrency=settings.concurrency,
-            duration_s=duration_s,
-            clipped=trace.clipped,
-            dropped=trace.dropped,
+class _Demo:
+    def __init__(
+        self, options: DemoOptions, folder: Path, say: Callable[[str], None], began_s: float
+    ) -> None:
+        self._options = options
+        self._folder = folder
+        self._tell = say
+        self._quiet = False
+        self._began_s = began_s
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            self._tell(line)
+
+    async def run(self) -> Comparison:
+        task = asyncio.current_task()
+        for number in (signal.SIGTERM, signal.SIGHUP):  # asyncio itself sees to SIGINT
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel if task else int)
+        settings = self._options.settings
+        self._say(
+            "Starting two nodes, one with the policy on and one with it off. Each imports vLLM "
+            "twice, for its API and for its engine ..."
         )
-        say(f"Replaying {plan.calls} calls of {len(sessions)} coding sessions.")
-        result = asyncio.run(_replay_and_watch(plan, node, say))
-        node.require_alive()
-        with ControlClient(node.socket, timeout_s=30.0) as client:
-            serving = client.status().observed
-            decisions = _acting(client)
-    if not any(call.error is None for call in result.calls):
-        raise UserError("the demo's node answered no call")
-    prompt = serving.tokens.prompt_total if serving else 0
-    hits = serving.prefix.hit_tokens_total if serving else 0
+        async with self._nodes(settings) as pair:
+            workload = await asyncio.to_thread(
+                make_workload,
+                load_trace(),
+                reach_tokens=START_REACH_TOKENS,
+                max_model_len=settings.max_model_len,
+                seed=settings.seed,
+                load=self._options.load,
+                concurrency=self._options.concurrency,
+            )
+            await self._until_serving(pair)
+            replays = _Replays(pair, workload, settings.seed)
+            sizing = await self._size(replays, workload)
+            began_unix_s = time.time()
+            results = await self._replay(replays, workload.after_first(sizing.calls))
+            on = await asyncio.to_thread(_node_run, pair.on, results[0])
+            off = await asyncio.to_thread(_node_run, pair.off, results[1])
+        return Comparison(sizing, on, off, began_unix_s)
+
+    @asynccontextmanager
+    async def _nodes(self, settings: DemoSettings) -> AsyncIterator[Pair]:
+        pair = Pair(
+            DemoNode(settings, self._folder / "on", "act"),
+            DemoNode(settings, self._folder / "off", "off"),
+        )
+        nodes = (pair.on, pair.off)
+        within_s = _STOP_S
+        try:
+            for node in nodes:
+                node.begin()
+            yield pair
+        except asyncio.CancelledError:
+            self._say("Interrupted: ending both nodes ...")
+            within_s = _INTERRUPTED_STOP_S
+            raise
+        finally:
+            end_nodes(nodes, within_s)
+
+    async def _until_serving(self, pair: Pair) -> None:
+        waiting = [pair.on, pair.off]
+        while waiting:
+            await asyncio.sleep(LOOK_S)
+            serving = [await asyncio.to_thread(node.is_serving) for node in waiting]
+            waiting = [node for node, up in zip(waiting, serving, strict=True) if not up]
+        self._say(
+            f"Both serve after {time.monotonic() - self._began_s:.0f} s: policy on "
+            f"{pair.on.url}/v1, policy off {pair.off.url}/v1."
+        )
+
+    async def _size(self, replays: _Replays, workload: Workload) -> Sizing:
+        """The speed that the first calls show, and how many calls follow for it."""
+        self._say(
+            f"{workload.concurrency} coding sessions at a time: a live set of "
+            f"{workload.live_set_tokens:,} tokens, {workload.load:.1f} times the "
+            f"{workload.reach_tokens:,} that the pools reach at the start."
+        )
+        await replays.send((ScaledSession("warm-up", (_FIRST_EVER,), 0.0),))
+        first = workload.first_calls
+        calls = [call for session in first for call in session.calls]
+        self._say(
+            f"Measuring the machine with the first call of each session, {len(calls)} calls ..."
+        )
+        results = await replays.send(first)
+        seconds = sum(result.seconds for result in results) / len(results)
+        calls_s = self._options.calls_s
+        if calls_s is None:
+            left_s = WHOLE_S - _END_S - (time.monotonic() - self._began_s)
+            calls_s = max(left_s, _LEAST_CALLS_S)
+        more = max(workload.concurrency, calls_within(workload, calls_s * work_of(calls) / seconds))
+        sizing = Sizing(
+            calls=more,
+            concurrency=workload.concurrency,
+            load=workload.load,
+            tokens_per_s=sum(call.input_tokens for call in calls) / seconds,
+        )
+        self._say(
+            f"Each node computes {sizing.tokens_per_s:,.0f} prompt tokens a second beside the "
+            f"other: {more} calls for each, about {calls_s:.0f} s."
+        )
+        return sizing
+
+    async def _replay(
+        self, replays: _Replays, sessions: tuple[ScaledSession, ...]
+    ) -> list[ReplayResult]:
+        watching = asyncio.create_task(self._watch(replays))
+        try:
+            async with self._view(replays):
+                return await replays.send(sessions)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    @asynccontextmanager
+    async def _view(self, replays: _Replays) -> AsyncIterator[None]:
+        """The live view, where it is wanted, until it is left or the block ends."""
+        if not self._options.view:
+            yield
+            return
+        from hisparsed.demo.screen import DemoView, Left
+
+        pair, demo = replays.pair, asyncio.current_task()
+        view = DemoView(
+            {"policy-on": pair.on.socket, "policy-off": pair.off.socket}, replays.progress_text
+        )
+
+        async def show() -> None:
+            self._quiet = True
+            try:
+                left = await view.show()
+            finally:
+                self._quiet = False
+            if left is Left.INTERRUPTED and demo is not None:
+                demo.cancel()
+
+        showing = asyncio.create_task(show())
+        try:
+            yield
+        finally:
+            view.close()
+            await asyncio.wait({showing}, timeout=_LEAVE_VIEW_S)
+            showing.cancel()
+            (left,) = await asyncio.gather(showing, return_exceptions=True)
+            if isinstance(left, Exception):
+                self._say(f"The live view failed: {left!r}")
+
+    async def _watch(self, replays: _Replays) -> None:
+        """Say what the policy does, as it does it, and now and then how far the replays are."""
+        seen = 0
+        said_at = time.monotonic()
+        with ControlClient(replays.pair.on.socket, timeout_s=30.0) as client:
+            while True:
+                await asyncio.sleep(_WATCH_S)
+                try:
+                    replays.pair.require_alive()
+                    views = await asyncio.to_thread(client.decisions, limit=60, notable="true")
+                except UserError:
+                    replays.stop.set()
+                    return
+                for line in sentences([view for view in views if view.tick > seen]):
+                    self._say(f"  {line}")
+                seen = max([seen, *(view.tick for view in views)])
+                if time.monotonic() - said_at >= _PROGRESS_S:
+                    said_at = time.monotonic()
+                    self._say(f"  {replays.progress_text()}")
+
+
+class _Replays:
+    """The same calls to both nodes at the same time."""
+
+    def __init__(self, pair: Pair, workload: Workload, seed: int) -> None:
+        self.pair = pair
+        self.stop = asyncio.Event()
+        self._concurrency = workload.concurrency
+        self._prompts = PromptMaker(workload.scale, seed, TokenRange())
+        self._latest: dict[str, ReplayProgress] = {}
+
+    async def send(self, sessions: tuple[ScaledSession, ...]) -> list[ReplayResult]:
+        """All calls of ``sessions``; raises ``UserError`` when a node ends or answers none."""
+        self._latest.clear()
+        nodes = {"on": self.pair.on, "off": self.pair.off}
+        results = await asyncio.gather(
+            *(self._replay(name, node.url, sessions) for name, node in nodes.items())
+        )
+        self.pair.require_alive()
+        for result in results:
+            if all(call.error is not None for call in result.calls):
+                raise UserError("the demo's node answered no call")
+        return results
+
+    async def _replay(
+        self, name: str, url: str, sessions: tuple[ScaledSession, ...]
+    ) -> ReplayResult:
+        plan = ReplayPlan(
+            url,
+            RequestSettings(SERVED_MODEL_NAME, timeout_s=_REQUEST_TIMEOUT_S),
+            self._prompts,
+            sessions,
+            concurrency=self._concurrency,
+        )
+
+        def note(progress: ReplayProgress) -> None:
+            self._latest[name] = progress
+
+        return await replay(plan, on_progress=note, stop=self.stop)
+
+    def progress_text(self) -> str:
+        """How far both are, and about how long the slower one still needs."""
+        on, off = (self._latest.get(name) for name in ("on", "off"))
+        if on is None or off is None:
+            return "no call has ended on both nodes yet"
+        left_s = max(one.seconds * (one.total / one.done - 1) for one in (on, off))
+        failed = on.failed + off.failed
+        return (
+            f"policy on {on.done} of {on.total} calls, policy off {off.done}, "
+            f"{failed} failed; about {left_s:.0f} s left"
+        )
+
+
+def _node_run(node: DemoNode, result: ReplayResult) -> NodeRun:
+    with ControlClient(node.socket, timeout_s=30.0) as client:
+        decisions: list[DecisionView] = client.decisions(limit=_ALL_DECISIONS, notable="true")
+        history = client.get("/v1/history")
     return NodeRun(
         result=result,
-        decisions=tuple(decisions),
-        recomputed_tokens=prompt - hits,
-        preemptions=serving.requests.preemptions_total if serving else 0,
-    )
-
-
-def _acting(client: ControlClient) -> list[DecisionView]:
-    views = client.decisions(limit=_ALL_DECISIONS, notable="true")
-    return [view for view in views if view.acts]
-
-
-async def _replay_and_watch(
-    plan: ReplayPlan, node: DemoNode, say: Callable[[str], None]
-) -> ReplayResult:
-    latest: list[ReplayProgress] = []
-    stop = asyncio.Event()
-
-    def note(progress: ReplayProgress) -> None:
-        latest[:] = [progress]
-
-    watching = asyncio.create_task(_watch(node, latest, say, stop))
-    try:
-        return await replay(plan, on_progress=note, stop=stop)
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-
-
-async def _watch(
-    node: DemoNode, latest: list[ReplayProgress], say: Callable[[str], None], stop: asyncio.Event
-) -> None:
-    """Say what the policy does, as it does it, and now and then how far the replay is."""
-    seen = 0
-    said_at = time.monotonic()
-    transport = httpx.AsyncHTTPTransport(uds=str(node.socket))
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://node", timeout=30.0
-    ) as client:
-        while True:
-            await asyncio.sleep(_WATCH_S)
-            try:
-                node.require_alive()
-            except UserError:
-                stop.set()
-                return
-            try:
-                answer = await client.get("/v1/decisions", params={"limit": 60, "notable": True})
-            except httpx.TransportError:
-                continue
-            views = [DecisionView.model_validate(one) for one in answer.json()["decisions"]]
-            for line in sentences([view for view in views if view.tick > seen]):
-                say(f"  {line}")
-            seen = max([seen, *(view.tick for view in views)])
-            if latest and time.monotonic() - said_at >= _PROGRESS_S:
-                said_at = time.monotonic()
-                progress = latest[0]
-                say(
-                    f"  {progress.done}/{progress.total} calls, {progress.tokens_in:,} tokens in, "
-                    f"{progress.tokens_out:,} out, {progress.failed} failed, "
-                    f"{progress.seconds:.0f} s"
-                )
-
-
-def _answered(
-    sessions: tuple[ScaledSession, ...], result: ReplayResult
-) -> tuple[ScaledSession, ...]:
-    """The sessions cut to the calls that were answered, so that both runs do the same work."""
-    counts: dict[str, int] = {}
-    for call in result.calls:
-        if call.error is None:
-            counts[call.session_id] = counts.get(call.session_id, 0) + 1
-    return tuple(
-        ScaledSession(session.id, session.calls[: counts[session.id]], session.start_s)
-        for session in sessions
-        if session.id in counts
+        decisions=tuple(view for view in decisions if view.acts),
+        history=history,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from hisparsed.control.journal.records import DecisionView
@@ -12,15 +13,78 @@ from hisparsed.policy.signals import Lever
 from hisparsed.policy.units import counted
 from hisparsed.replay.results import ReplayResult, compare, summarise
 
+LEAST_DIFFERENCE = 0.1
+"""Two equal nodes on one machine differ by less than this in the time that they take."""
+LEAST_CALLS_A_SESSION = 4
+"""With fewer, most of what is computed was never held, and a run says nothing of a policy."""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What was sent, as it was settled before it was sent. ``calls`` are each node's.
+
+    ``tokens_per_s`` are prompt tokens that each node computed a second beside the other.
+    """
+
+    calls: int
+    concurrency: int
+    load: float
+    tokens_per_s: float
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are enough calls to tell one policy from another."""
+        return self.calls >= LEAST_CALLS_A_SESSION * self.concurrency
+
 
 @dataclass(frozen=True)
 class NodeRun:
-    """One node's replay and the decisions it took; ``engine_start_s`` is not in the replay."""
+    """One node's replay, the decisions it took, and its ``/v1/history`` at the end."""
 
     result: ReplayResult
     decisions: tuple[DecisionView, ...]
-    recomputed_tokens: int
-    preemptions: int
+    history: dict[str, Any]
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that no pool held."""
+        answered = [call for call in self.result.calls if call.error is None]
+        return sum(call.prompt_tokens - (call.prefix_hit_tokens or 0) for call in answered)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same calls on two nodes, from ``began_unix_s`` on."""
+
+    sizing: Sizing
+    on: NodeRun
+    off: NodeRun
+    began_unix_s: float = 0.0
+
+
+class Verdict(StrEnum):
+    """What the comparison shows, by the time that all calls took."""
+
+    GAIN = "gain"
+    NO_DIFFERENCE = "no-difference"
+    LOSS = "loss"
+    TOO_FEW_CALLS = "too-few-calls"
+
+
+def verdict_of(comparison: Comparison) -> Verdict:
+    """A pure function of sizes and times."""
+    if not comparison.sizing.tells:
+        return Verdict.TOO_FEW_CALLS
+    saved = _saved(comparison)
+    if abs(saved) < LEAST_DIFFERENCE:
+        return Verdict.NO_DIFFERENCE
+    return Verdict.GAIN if saved > 0 else Verdict.LOSS
+
+
+def _saved(comparison: Comparison) -> float:
+    """Share of the time that the policy saved."""
+    off_s = comparison.off.result.seconds
+    return 1 - comparison.on.result.seconds / off_s if off_s else 0.0
 
 
 def moves_of(run: NodeRun, lever: Lever) -> list[DecisionView]:
@@ -40,98 +104,129 @@ def figures(run: NodeRun) -> dict[str, Any]:
         "multiplier_changes": len(moves_of(run, Lever.MULTIPLIER)),
         "admission_changes": len(moves_of(run, Lever.ADMISSION)),
         "prefix_hit_tokens": summary["prefix_hit_tokens"],
-        "recomputed_tokens": run.recomputed_tokens,
-        "preemptions": run.preemptions,
+        "recomputed_tokens": run.computed_tokens,
+        "preemptions": run.result.preemptions or 0,
         "tokens_in": summary["tokens_in"],
         "tokens_out": summary["tokens_out"],
         "ttft_s": summary["ttft_s"],
         "itl_s": summary["itl_s"],
         "seconds": summary["seconds"],
+        "calls_per_s": summary["requests"] / summary["seconds"] if summary["seconds"] else 0.0,
     }
 
 
-def summary_document(on: NodeRun, off: NodeRun) -> dict[str, Any]:
+def summary_document(comparison: Comparison) -> dict[str, Any]:
     """The demo's JSON: the run with the policy on, and ``policy_off`` beside it."""
-    comparison = compare(on.result.calls, off.result.calls)
-    reasons = Counter(
-        f"{one.lever}:{one.code}"
-        for lever in (Lever.SPLIT, Lever.MULTIPLIER, Lever.ADMISSION)
-        for one in moves_of(on, lever)
-    )
+    on, off, sizing = comparison.on, comparison.off, comparison.sizing
+    answers = compare(on.result.calls, off.result.calls)
+    reasons = Counter(f"{one.lever}:{one.code}" for lever in _LEVERS for one in moves_of(on, lever))
     return {
         **figures(on),
-        "token_differences": len(comparison.differing),
-        "compared": comparison.compared,
+        "token_differences": len(answers.differing),
+        "compared": answers.compared,
         "moves_by_reason": dict(reasons),
         "policy_off": figures(off),
+        "verdict": verdict_of(comparison),
+        "load": sizing.load,
+        "sessions_at_a_time": sizing.concurrency,
+        "tokens_per_s": sizing.tokens_per_s,
     }
 
 
-def in_words(document: dict[str, Any], on: NodeRun) -> str:
+_LEVERS = (Lever.SPLIT, Lever.MULTIPLIER, Lever.ADMISSION)
+
+
+def in_words(comparison: Comparison) -> str:
     """What moved, why, and what it bought; a few sentences and the moves."""
-    lines = [""]
-    lines.append("What moved, and why")
-    for lever in (Lever.SPLIT, Lever.MULTIPLIER, Lever.ADMISSION):
+    return "\n".join(["", *_moves(comparison.on), "", *_bought(comparison)])
+
+
+def _moves(on: NodeRun) -> Iterator[str]:
+    yield "What moved, and why"
+    for lever in _LEVERS:
         moves = moves_of(on, lever)
         if not moves:
-            lines.append(f"  {lever}: no move.")
+            yield f"  {lever}: no move."
             continue
         first, last = moves[0], moves[-1]
-        lines.append(
+        yield (
             f"  {lever}: {counted(len(moves), 'move')}, from "
             f"{_setting(first.current)} to {_setting(last.wanted)}."
         )
-        lines.append(f"    first: {first.sentence}")
+        yield f"    first: {first.sentence}"
         if len(moves) > 1:
-            lines.append(f"    last:  {last.sentence}")
-    off = document["policy_off"]
-    lines.append("")
-    lines.append("What it bought, against the same calls with the policy off")
-    lines.append(f"  {'':24}{'policy on':>14}{'policy off':>14}")
+            yield f"    last:  {last.sentence}"
+
+
+def _bought(comparison: Comparison) -> Iterator[str]:
+    yield "The same calls with the policy on and with it off, at the same time on this machine"
+    yield f"  {'':24}{'policy on':>14}{'policy off':>14}"
+    for label, on, off in table_rows(comparison):
+        yield f"  {label:24}{on:>14}{off:>14}"
+    yield ""
+    yield from conclusion(comparison)
+
+
+def table_rows(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    """A figure's name, and how it is with the policy on and off."""
+    on, off = figures(comparison.on), figures(comparison.off)
     for name, label in (
         ("requests", "calls answered"),
         ("failed", "calls failed"),
         ("seconds", "seconds"),
+        ("calls_per_s", "calls a second"),
         ("prefix_hit_tokens", "prefix-hit tokens"),
         ("recomputed_tokens", "tokens computed"),
         ("preemptions", "preemptions"),
     ):
-        lines.append(f"  {label:24}{_number(document[name]):>14}{_number(off[name]):>14}")
-    lines.extend(
-        f"  {'first token ' + percentile:24}"
-        f"{_seconds(document['ttft_s'][percentile]):>14}"
-        f"{_seconds(off['ttft_s'][percentile]):>14}"
-        for percentile in ("p50", "p99")
-    )
-    lines.append("")
-    lines.append(_verdict(document))
+        yield label, _number(on[name]), _number(off[name])
+    for share in ("p50", "p90", "p99"):
+        first_on, first_off = (one["ttft_s"] and one["ttft_s"][share] for one in (on, off))
+        yield f"first token {share}", _seconds(first_on), _seconds(first_off)
+
+
+def conclusion(comparison: Comparison) -> Iterator[str]:
+    """What it comes to, in sentences."""
+    document = summary_document(comparison)
+    yield _verdict_text(comparison)
     if _longer_wait(document):
-        lines.append(
-            "The slowest calls waited longer for their first token: what no pool holds any more "
-            "starts last, until it has waited for the policy's ageing time."
+        yield (
+            "The slowest calls waited longer for their first token with the policy on: a call "
+            "whose prefix is no longer held starts last, until it has waited too long."
         )
     differing = document["token_differences"]
-    lines.append(
+    yield (
         f"Tokens: {document['compared']} answers compared, {differing} differ"
         + ("; nothing was lost by moving." if differing == 0 else ": THIS IS A BUG.")
     )
-    return "\n".join(lines)
 
 
-def _verdict(document: dict[str, Any]) -> str:
-    off = document["policy_off"]
-    saved = 1 - document["seconds"] / off["seconds"] if off["seconds"] else 0.0
-    hits, hits_off = document["prefix_hit_tokens"] or 0, off["prefix_hit_tokens"] or 0
-    if saved >= 0:
-        speed = f"The policy answered the same calls in {saved:.0%} less time"
-    else:
-        speed = f"The policy needed {-saved:.0%} more time for the same calls"
-    return f"{speed} and found {hits - hits_off:+,} prefix tokens more than the fixed start."
+def _verdict_text(comparison: Comparison) -> str:
+    sizing, saved = comparison.sizing, _saved(comparison)
+    hits = sum(call.prefix_hit_tokens or 0 for call in comparison.on.result.calls)
+    hits_off = sum(call.prefix_hit_tokens or 0 for call in comparison.off.result.calls)
+    found = f"{hits - hits_off:+,} prefix tokens"
+    match verdict_of(comparison):
+        case Verdict.GAIN:
+            return f"The policy answered the same calls in {saved:.0%} less time ({found})."
+        case Verdict.LOSS:
+            return f"The policy needed {-saved:.0%} more time for the same calls ({found})."
+        case Verdict.NO_DIFFERENCE:
+            why = ""
+            if sizing.load < 1:
+                why = f" The live set is {sizing.load:.1f} times the reach: nothing has to be lost."
+            return f"No difference: the times are {abs(saved):.0%} apart ({found}).{why}"
+        case Verdict.TOO_FEW_CALLS:
+            return (
+                f"Too few calls to tell: {sizing.calls} by {sizing.concurrency} sessions, at "
+                f"{sizing.tokens_per_s:,.0f} prompt tokens a second. Give it more time (--for), or "
+                "a model with less to compute (--model small)."
+            )
 
 
 def _longer_wait(document: dict[str, Any]) -> bool:
-    on, off = document["ttft_s"]["p99"], document["policy_off"]["ttft_s"]["p99"]
-    return on is not None and off is not None and on > 1.2 * off
+    on, off = document["ttft_s"], document["policy_off"]["ttft_s"]
+    return bool(on and off and on["p99"] > 1.2 * off["p99"])
 
 
 def _setting(value: float | str) -> str:
@@ -141,7 +236,9 @@ def _setting(value: float | str) -> str:
 def _number(value: int | float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:,}"
 
 
 def _seconds(value: float | None) -> str:

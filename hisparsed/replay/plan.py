@@ -9,14 +9,22 @@ trace itself, so two replays of one plan send the same calls whatever the endpoi
 import csv
 import random
 import re
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from fractions import Fraction
+from itertools import chain, islice
 from pathlib import Path
 
 from hisparsed.errors import UserError
 from hisparsed.replay.client import RequestSettings
-from hisparsed.replay.scaled_trace import PromptMaker, ScaledSession, ScaledTrace, TokenRange
+from hisparsed.replay.scaled_trace import (
+    PromptMaker,
+    ScaledSession,
+    ScaledTrace,
+    TokenRange,
+    equal_pace,
+)
 from hisparsed.replay.trace import text_lines
 
 _SECONDS_PER = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -156,19 +164,10 @@ def limit_calls(
     sessions: tuple[ScaledSession, ...], concurrency: int, most: int
 ) -> tuple[ScaledSession, ...]:
     """The first `most` calls that `concurrency` sessions make when all calls take equally long."""
-    taken = [0] * len(sessions)
-    running: list[int] = []
-    waiting = list(range(len(sessions) - 1, -1, -1))
-    left = most
-    while left and (running or waiting):
-        while waiting and len(running) < concurrency:
-            running.append(waiting.pop())
-        for index in running[:left]:
-            taken[index] += 1
-            left -= 1
-        running = [index for index in running if taken[index] < len(sessions[index].calls)]
+    calls = chain.from_iterable(equal_pace(sessions, concurrency))
+    taken = Counter(place for place, _ in islice(calls, most))
     return tuple(
         ScaledSession(session.id, session.calls[:count], session.start_s)
-        for session, count in zip(sessions, taken, strict=True)
+        for session, count in ((session, taken[place]) for place, session in enumerate(sessions))
         if count
     )

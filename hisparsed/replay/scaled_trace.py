@@ -8,10 +8,11 @@ the recorded response. Live sets count what `concurrency` sessions hold at one m
 blocks once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from hashlib import shake_128
+from itertools import islice
 from typing import Any
 
 from hisparsed.errors import UserError
@@ -229,7 +230,7 @@ class TraceFigures:
 def figures(sessions: tuple[ScaledSession, ...], scale: Scale, concurrency: int) -> TraceFigures:
     """Figures of `sessions`; the live set as if all calls took equally long."""
     calls = [call for session in sessions for call in session.calls]
-    live = _live_sets(sessions, scale, concurrency)
+    live = live_sets(sessions, scale, concurrency)
     longest = [max(s.calls, key=lambda call: call.input_tokens) for s in sessions]
     inputs = sum(call.input_tokens for call in calls)
     outputs = sum(call.output_tokens for call in calls)
@@ -253,6 +254,33 @@ def figures(sessions: tuple[ScaledSession, ...], scale: Scale, concurrency: int)
     )
 
 
+def equal_pace(
+    sessions: Sequence[ScaledSession], concurrency: int
+) -> Iterator[list[tuple[int, ScaledCall]]]:
+    """Rounds of calls, as `concurrency` sessions make them when all calls take equally long.
+
+    A round has one call of each session that runs, with the session's place in `sessions`.
+    """
+    waiting = iter(range(len(sessions)))
+    running: list[tuple[int, int]] = []
+    while True:
+        running.extend((place, 0) for place in islice(waiting, concurrency - len(running)))
+        if not running:
+            return
+        yield [(place, sessions[place].calls[index]) for place, index in running]
+        running = [
+            (place, index + 1) for place, index in running if index + 1 < len(sessions[place].calls)
+        ]
+
+
+def live_sets(sessions: Sequence[ScaledSession], scale: Scale, concurrency: int) -> list[int]:
+    """Different prompt tokens that the running sessions hold, round by round of `equal_pace`."""
+    return [
+        _distinct_tokens([call for _, call in calls], scale)
+        for calls in equal_pace(sessions, concurrency)
+    ]
+
+
 def _distinct_tokens(calls: list[ScaledCall], scale: Scale) -> int:
     seen: set[int] = set()
     total = 0
@@ -266,17 +294,3 @@ def _distinct_tokens(calls: list[ScaledCall], scale: Scale) -> int:
             seen.add(call.tail_block)
             total += call.input_tokens - scale.block_start(position)
     return total
-
-
-def _live_sets(sessions: tuple[ScaledSession, ...], scale: Scale, concurrency: int) -> list[int]:
-    waiting = list(reversed(sessions))
-    running: list[list[ScaledCall]] = []
-    live = []
-    while running or waiting:
-        while waiting and len(running) < concurrency:
-            running.append(list(reversed(waiting.pop().calls)))
-        live.append(_distinct_tokens([calls[-1] for calls in running], scale))
-        for calls in running:
-            calls.pop()
-        running = [calls for calls in running if calls]
-    return live

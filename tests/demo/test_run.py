@@ -1,19 +1,27 @@
-"""The demo for real, short: two daemons, real vLLM, one JSON object on the last line."""
+"""The demo for real, short: two daemons, real vLLM; its end, and its end before the end."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 
-def test_the_demo_ends_with_its_summary_and_loses_nothing() -> None:
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "hisparsed", "demo", *arguments]
+
+
+def test_the_demo_ends_with_its_summary_and_loses_nothing(tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
     done = subprocess.run(
-        [sys.executable, "-m", "hisparsed", "demo", "--for", "6s", "--json"],
+        command("--for", "6s", "--json", "--report", str(report)),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -32,3 +40,37 @@ def test_the_demo_ends_with_its_summary_and_loses_nothing() -> None:
     assert document["policy_off"]["pool_moves"] == 0
     assert document["policy_off"]["multiplier_changes"] == 0
     assert "Traceback" not in done.stderr
+    assert f"Report with plots: {report}" in done.stderr
+    assert report.read_text().count("<polyline") > 8
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGINT, "Starting two nodes"),
+        (signal.SIGINT, "Each node computes"),
+        (signal.SIGTERM, "Both serve"),
+    ],
+)
+def test_an_interrupted_demo_says_so_and_leaves_nothing(number: signal.Signals, line: str) -> None:
+    with subprocess.Popen(
+        command("--for", "60s"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as demo:
+        assert demo.stdout is not None
+        said = ""
+        while line not in said:
+            said = demo.stdout.readline()
+            assert said, "the demo ended before it was interrupted"
+        begun = psutil.Process(demo.pid).children(recursive=True)
+        demo.send_signal(number)
+        rest = demo.stdout.read()
+        assert demo.wait(60) == 130, rest
+    assert "Interrupted: the demo has ended, and nothing of it runs on." in rest
+    assert "Traceback" not in rest
+    assert len(begun) >= 2
+    _, alive = psutil.wait_procs(begun, timeout=5)
+    assert not alive

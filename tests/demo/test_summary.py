@@ -9,8 +9,18 @@ import pytest
 
 from hisparsed.config.node import load_node_config
 from hisparsed.control.journal.records import DecisionView
-from hisparsed.demo.node import DemoSettings, node_document, policy_document
-from hisparsed.demo.summary import NodeRun, in_words, sentences, summary_document
+from hisparsed.demo.node import MODELS, node_document, policy_document
+from hisparsed.demo.summary import (
+    Comparison,
+    NodeRun,
+    Sizing,
+    Verdict,
+    in_words,
+    sentences,
+    summary_document,
+    verdict_of,
+)
+from hisparsed.engine.reference.launch import require_startable
 from hisparsed.policy.document import parse_document
 from hisparsed.policy.schema import Mode, Policy
 from hisparsed.policy.signals import Lever
@@ -81,14 +91,20 @@ ON = NodeRun(
         move(Lever.MULTIPLIER, 5.0, 4, 3, "GpuPoolPressure"),
         move(Lever.ADMISSION, 1.0, "arrival", "arrival", "AtTarget", acts=False),
     ),
-    recomputed_tokens=120,
-    preemptions=1,
+    history={"columns": [], "rows": []},
 )
 OFF = replace(ON, result=result([call("a", 0), call("a", 1), call("b", 0)], 20.0), decisions=())
+BOTH = Comparison(Sizing(calls=8, concurrency=2, load=1.5, tokens_per_s=1000.0), ON, OFF)
+
+
+def took(on_s: float, off_s: float) -> Comparison:
+    """The comparison where the nodes took so many seconds."""
+    on, off = (replace(run.result, seconds=s) for run, s in ((ON, on_s), (OFF, off_s)))
+    return replace(BOTH, on=replace(ON, result=on), off=replace(OFF, result=off))
 
 
 def test_moves_count_when_the_engine_carried_them_out() -> None:
-    document = summary_document(ON, OFF)
+    document = summary_document(BOTH)
     assert (document["pool_moves"], document["multiplier_changes"]) == (2, 1)
     assert document["admission_changes"] == 0
     assert document["moves_by_reason"] == {
@@ -97,18 +113,21 @@ def test_moves_count_when_the_engine_carried_them_out() -> None:
     }
     assert document["policy_off"]["pool_moves"] == 0
     assert document["requests"] == 3
+    assert document["calls_per_s"] == pytest.approx(0.3)
     assert document["prefix_hit_tokens"] == 192
+    assert document["recomputed_tokens"] == 108
 
 
 def test_a_different_answer_is_a_token_difference() -> None:
     other = result([call("a", 0), call("a", 1, digest="other"), call("b", 0)], 20.0)
-    document = summary_document(ON, replace(OFF, result=other))
+    both = replace(BOTH, off=replace(OFF, result=other))
+    document = summary_document(both)
     assert (document["compared"], document["token_differences"]) == (3, 1)
-    assert "THIS IS A BUG" in in_words(document, ON)
+    assert "THIS IS A BUG" in in_words(both)
 
 
 def test_the_words_say_what_moved_why_and_what_it_bought() -> None:
-    words = in_words(summary_document(ON, OFF), ON)
+    words = in_words(BOTH)
     assert "split: 2 moves, from 700 to 600." in words
     assert "first: split from 700 to 650." in words
     assert "admission: no move." in words
@@ -116,17 +135,41 @@ def test_the_words_say_what_moved_why_and_what_it_bought() -> None:
     assert "3 answers compared, 0 differ" in words
 
 
-def test_the_words_do_not_hide_a_loss() -> None:
-    slower = replace(ON, result=replace(ON.result, seconds=30.0))
-    words = in_words(summary_document(slower, OFF), slower)
-    assert "needed 50% more time" in words
+@pytest.mark.parametrize(
+    ("on_s", "off_s", "verdict", "words"),
+    [
+        (8.9, 10.0, Verdict.GAIN, "in 11% less time"),
+        (9.1, 10.0, Verdict.NO_DIFFERENCE, "No difference: the times are 9% apart"),
+        (10.9, 10.0, Verdict.NO_DIFFERENCE, "No difference: the times are 9% apart"),
+        (15.0, 10.0, Verdict.LOSS, "needed 50% more time"),
+    ],
+)
+def test_the_verdict_follows_from_the_times(
+    on_s: float, off_s: float, verdict: Verdict, words: str
+) -> None:
+    both = took(on_s, off_s)
+    assert verdict_of(both) is verdict
+    assert words in in_words(both)
+
+
+def test_with_few_calls_a_session_the_words_do_not_judge() -> None:
+    few = replace(took(5.0, 10.0), sizing=replace(BOTH.sizing, calls=7, tokens_per_s=200.0))
+    assert verdict_of(few) is Verdict.TOO_FEW_CALLS
+    words = in_words(few)
+    assert "Too few calls to tell: 7 by 2 sessions, at 200 prompt tokens a second" in words
+    assert "less time" not in words
+
+
+def test_where_all_fits_the_words_say_so() -> None:
+    fits = replace(took(10.0, 10.0), sizing=replace(BOTH.sizing, load=0.7))
+    assert "0.7 times the reach: nothing has to be lost" in in_words(fits)
 
 
 def test_the_words_say_who_waited_longer() -> None:
     late = tuple(replace(one, ttft_s=9.0) for one in ON.result.calls)
-    waited = replace(ON, result=replace(ON.result, calls=late))
-    assert "waited longer" in in_words(summary_document(waited, OFF), waited)
-    assert "waited longer" not in in_words(summary_document(ON, OFF), ON)
+    waited = replace(BOTH, on=replace(ON, result=replace(ON.result, calls=late)))
+    assert "waited longer" in in_words(waited)
+    assert "waited longer" not in in_words(BOTH)
 
 
 def test_live_lines_are_moves_in_order() -> None:
@@ -141,7 +184,9 @@ def test_the_documents_of_the_demo_are_valid(tmp_path: Path, mode: str) -> None:
     policy.write_text(policy_document(mode))
     assert parse_document(policy.read_text(), "policy.yaml", Policy).value.mode is Mode(mode)
     node = tmp_path / "hisparsed.yaml"
-    node.write_text(node_document(DemoSettings(), tmp_path, 18000, policy))
-    loaded = load_node_config(node, memory_bytes=8 << 30).value
-    assert loaded.node == "reference"
-    assert loaded.policy == policy
+    for settings in MODELS.values():
+        node.write_text(node_document(settings, tmp_path, 18000, policy))
+        loaded = load_node_config(node, memory_bytes=8 << 30).value
+        assert loaded.node == "reference"
+        assert loaded.policy == policy
+        require_startable(loaded, max_multiplier=4.0)
