@@ -73,6 +73,8 @@ _ONE_ONLY = {
     "data_parallel_size": "one daemon runs one engine; run a node for each replica",
     "nnodes": "the ranks share one host pool, so all are on one machine; leave it out",
 }
+_WHOLE_STEPS = {"enable_dbo": (None, False), "ubatch_size": (None, 0, 1)}
+"""Arguments with which vLLM computes a step as several batches at once, and where it does not."""
 _ALWAYS_ON = {
     "scheduler_reserve_full_isl": "loads would wait for each other's host blocks",
     "enable_prefix_caching": "without it nothing in the host pools is ever read again",
@@ -106,12 +108,18 @@ def hot_rows(config: NodeConfig, topk: int, max_multiplier: float) -> int:
 
 def argument_problems(config: NodeConfig) -> Iterator[str]:
     """What stands in ``engine_args`` and cannot be."""
-    arguments = config.engine_args
+    arguments, cuda = config.engine_args, config.cuda
     for name, value in arguments.items():
         if name in CUDA_ARGS:
             yield f"engine_args.{name}: {CUDA_ARGS[name]}"
         elif name in _ONE_ONLY and value not in (None, 1):
             yield f"engine_args.{name}: {value!r} cannot be; {_ONE_ONLY[name]}"
+        elif cuda.kernels != "vllm" and value not in _WHOLE_STEPS.get(name, (value,)):
+            yield (
+                f"engine_args.{name}: {value!r} cannot be with cuda.kernels: {cuda.kernels}; "
+                "hisparsed's kernels have one workspace a GPU, which two half batches at once "
+                "would share; leave it out, or set cuda.kernels: vllm"
+            )
         elif name in _ALWAYS_ON and value not in (None, True):
             yield f"engine_args.{name}: {value!r} cannot be, {_ALWAYS_ON[name]}; leave it out"
     if mapping_argument(arguments.get("attention_config")).get("hisparse_config") is not None:

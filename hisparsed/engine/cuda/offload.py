@@ -135,8 +135,10 @@ class Lanes:
 
 @dataclass(frozen=True)
 class _Job:
+    """``size``: bytes, of the rank that vLLM's metrics count."""
+
     job_id: int
-    size: int
+    size: int | None
     copy: Copy
 
 
@@ -179,11 +181,12 @@ class CudaChunkWorker(OffloadingWorker):  # type: ignore[misc]
         ranges = self._ranges_of(job_id, chunks=src_spec, pages=dst_spec)
         lane, jobs = (lanes.expedited, self._expedited) if expedited else (lanes.load, self._loads)
         copy = lane.submit(ranges.host, ranges.device, ranges.lengths)
-        jobs.append(_Job(job_id, ranges.total_bytes, copy))
+        # Ranks of one pool load the same chunk each; vLLM adds up what they tell.
+        jobs.append(_Job(job_id, ranges.total_bytes if self._writes else None, copy))
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """Each job once. A job that this rank did not copy has no size: vLLM counts bytes once."""
+        """Each job once. Only the rank that writes the pool gives sizes: vLLM counts bytes once."""
         results = [TransferResult(job_id, True) for job_id in self._acknowledged]
         self._acknowledged = []
         for jobs in (self._stores, self._loads, self._expedited):

@@ -296,6 +296,27 @@ TOUCHED = (
         uses=reads("finish_reason"),
     ),
     Touch(
+        "vllm.outputs:CompletionOutput",
+        by=("canary.asker",),
+        why="a canary compares tokens and the log probabilities of the best ones",
+        breaks="canaries fail",
+        uses=reads("token_ids", "logprobs"),
+    ),
+    Touch(
+        "vllm.logprobs:Logprob",
+        by=("canary.asker",),
+        why="one log probability of a canary's answer",
+        breaks="canaries fail",
+        uses=reads("logprob"),
+    ),
+    Touch(
+        "vllm.config:ModelConfig",
+        by=("canary.asker",),
+        why="a canary asks for no more log probabilities than the engine allows",
+        breaks="canaries fail where engine_args.max_logprobs is low",
+        uses=reads("max_logprobs"),
+    ),
+    Touch(
         "vllm.v1.metrics.stats:PrefillStats",
         by=("engine.simulated.node",),
         why="prefix hits of a simulated call",

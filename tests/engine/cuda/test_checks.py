@@ -118,6 +118,27 @@ def test_other_arguments_pass(arguments: dict[str, Any]) -> None:
     assert problems(node(engine_args=arguments)) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        ({"enable_dbo": True}, True),
+        ({"ubatch_size": 2}, True),
+        ({"enable_dbo": False, "ubatch_size": 0}, False),
+        ({"ubatch_size": 1}, False),
+    ],
+)
+def test_two_half_batches_at_once_are_for_vllms_kernels(
+    arguments: dict[str, Any], refused: bool
+) -> None:
+    for kernels in ("auto", "hisparsed"):
+        found = problems(node(engine_args=arguments, cuda={"kernels": kernels}))
+        assert [one.partition(":")[0] for one in found] == (
+            [f"engine_args.{next(iter(arguments))}"] if refused else []
+        )
+        assert all(f"cuda.kernels: {kernels}; " in one for one in found)
+    assert problems(node(engine_args=arguments, cuda={"kernels": "vllm"})) == []
+
+
 def test_the_first_model_runner_is_refused() -> None:
     (problem,) = problems(node(), environ={"VLLM_USE_V2_MODEL_RUNNER": "0"})
     assert problem.startswith("VLLM_USE_V2_MODEL_RUNNER")

@@ -216,6 +216,20 @@ def test_bytes_are_counted_by_the_rank_that_copied_them() -> None:
     assert sizes == [LAYOUT.chunk_bytes, None]
 
 
+def test_bytes_that_every_rank_loads_are_counted_once() -> None:
+    made = node(2)
+    write_everywhere(made, 3, content(1))
+    made.store(1, 3)
+    made.run_everything()
+    source = made.manager.prepare_load([made.key(1)], made.context)
+    for rank in made.ranks:
+        rank.worker.submit_load(6, source, made._gpu(5))
+        rank.worker.wait({6})
+    sizes = [rank.worker.get_finished()[0].transfer_size for rank in made.ranks]
+    assert sizes == [LAYOUT.chunk_bytes, None]
+    assert made.ranks[1].page(5) == content(1)
+
+
 def test_a_job_for_a_chunk_outside_the_pool_ends_the_worker_and_copies_nothing() -> None:
     from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
