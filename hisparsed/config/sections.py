@@ -215,8 +215,8 @@ class SupervisionConfig(BaseModel):
     """At most this long."""
     hang_after: _SomeSeconds | None = 360.0
     """An engine without a report for so long is killed and started anew; null: never. Longer than
-    the longest step, in which kernels may be compiled (vLLM itself gives a step 300 s), shorter
-    than the service manager's watchdog."""
+    the longest step (vLLM itself gives one 300 s), shorter than the service manager's watchdog.
+    Time in which a compiler runs below the engine does not count, up to half an hour."""
     start_tries: Annotated[int, Field(ge=1, le=100, strict=True)] = 2
     """Failed starts after which changed values are quarantined and the last good ones return."""
 

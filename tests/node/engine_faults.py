@@ -7,11 +7,14 @@ start fail, once the test has made a file that says so. Not for the daemon's own
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 FOLDER_ENV = "HISPARSED_TEST_FAULTS"
 RAISE = "raise"
 """While a file of this name is there, the next step of the executor raises."""
+COMPILE = "compile"
+"""The next step runs what is behind this name in the folder, a symbolic link, for five seconds."""
 NO_START = "no-start"
 """While a file of this name is there, no engine starts."""
 
@@ -37,6 +40,9 @@ class Faults:
         paths = (str(self._folder), str(here.parent), str(here.parents[2]))
         return {"PYTHONPATH": os.pathsep.join(paths), FOLDER_ENV: str(self._folder)}
 
+    def compile_in_the_next_step(self) -> None:
+        (self._folder / COMPILE).symlink_to(shutil.which("sleep") or "")
+
     def begin(self, fault: str) -> None:
         (self._folder / fault).touch()
 
@@ -47,6 +53,7 @@ class Faults:
 def register() -> None:
     """Entry point of the plugin."""
     import multiprocessing
+    import subprocess
 
     folder = Path(os.environ[FOLDER_ENV])
     if multiprocessing.parent_process() is None:
@@ -60,6 +67,9 @@ def register() -> None:
     def faulty(self: ReferenceExecutor, *given: object, **named: object) -> object:
         if (folder / RAISE).exists():
             raise RuntimeError("a test wants the executor to fail")
+        if (folder / COMPILE).exists():
+            (folder / COMPILE).rename(folder / "ptxas")
+            subprocess.run([str(folder / "ptxas"), "5"], check=True)
         return execute(self, *given, **named)  # type: ignore[arg-type]
 
     ReferenceExecutor.execute_model = faulty  # type: ignore[method-assign]

@@ -311,6 +311,15 @@ def test_an_executor_that_raises_is_replaced(daemon: ServeProcess, faults: Fault
     complete(node.http, PROMPT, 4)
 
 
+def test_a_step_that_compiles_is_not_taken_for_hung(daemon: ServeProcess, faults: Faults) -> None:
+    before = life(daemon)
+    faults.compile_in_the_next_step()
+    began = time.monotonic()
+    complete(daemon.http, PROMPT, 4)
+    assert time.monotonic() - began > 5.0, "longer than supervision.hang_after"
+    assert life(daemon).died_total == before.died_total
+
+
 @pytest.mark.long
 def test_an_engine_that_hangs_is_killed_and_replaced(daemon: ServeProcess) -> None:
     node, before, engine = daemon, life(daemon), daemon.engine()

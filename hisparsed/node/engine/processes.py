@@ -81,6 +81,11 @@ def _only_holder(number: int) -> Iterator[bool | None]:
 
 STATE_ENV = "HISPARSED_STATE_DIR"
 """The state folder of the daemon, for the processes that it starts."""
+COMPILERS = frozenset(
+    {"nvcc", "cicc", "ptxas", "nvlink", "fatbinary", "cudafe++", "ninja"}
+    | {"gcc", "g++", "cc1", "cc1plus", "clang", "clang++", "as", "ld"}
+)
+"""Programs that Triton, FlashInfer, DeepGEMM and torch start to compile a kernel."""
 _ORPHANS_S = 10.0
 _LOOK_EVERY_S = 0.05
 _SHM = "/dev/shm/"  # noqa: S108 (where the kernel keeps shared memory)
@@ -106,6 +111,15 @@ class EngineProcesses:
             f"{one.name} (pid {one.pid}) {exit_text(one.exitcode, killed=killed)}"
             for one in self.roots
         ]
+
+    def compile(self) -> bool:
+        """Whether a compiler runs below a root, as at a kernel's first use. Takes milliseconds."""
+        for root in self.roots:
+            with contextlib.suppress(psutil.Error):
+                below = psutil.Process(root.pid).children(recursive=True)
+                if any(_name(one) in COMPILERS for one in below):
+                    return True
+        return False
 
     def end_within(self, stop_s: float, *, kill: bool = False) -> bool:
         """Wait for their end, which ``kill`` hurries, and kill what runs after ``stop_s``. Blocks.
@@ -206,6 +220,13 @@ def end_orphans(state_dir: Path) -> list[int]:
         left.end_within(_ORPHANS_S, kill=True)
         left.free()
     return [one.pid for one in found if not _holds_memory(one)]
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.Error:
+        return ""
 
 
 def _holds_memory(process: psutil.Process) -> bool:

@@ -120,7 +120,9 @@ class EngineSession:
                 return Died(self.stalled.result())
             if not self.is_alive():
                 return Died("the engine core has died")
-            age_s = age.since_report_s(time.monotonic(), self.latest.reported_at_s)
+            age_s = age.since_report_s(
+                time.monotonic(), self.latest.reported_at_s, self.engine.processes.compile
+            )
             if self.hang_after_s is not None and age_s > self.hang_after_s:
                 return Died(
                     f"no report for {format_duration(round(age_s))}, longer than "

@@ -2,7 +2,8 @@
 
 An engine that does not report is in one long step or hangs; time alone tells these apart. Only time
 in which the daemon was awake counts, so that an engine on a machine that slept is not taken for one
-that hangs. Whether calls stall is the policy's judgement of a new report; then an event is recorded
+that hangs, and of the time in which the engine compiles kernels only what is beyond all reason.
+Whether calls stall is the policy's judgement of a new report; then an event is recorded
 and, where the policy says so, the engine restarts, a limited number of times an hour.
 """
 
@@ -18,6 +19,10 @@ from hisparsed.policy.events import EventKind
 
 MOST_A_LOOK_S = 2.0
 """What one look adds at most; many times longer than looks are apart."""
+ASK_AFTER_S = 1.0
+"""Without a report for so long, it is asked whether the engine compiles."""
+MOST_COMPILING_S = 1800.0
+"""Between two reports; what is compiled for longer hangs."""
 
 
 class ReportAge:
@@ -26,15 +31,25 @@ class ReportAge:
     def __init__(self, now_s: float) -> None:
         self._looked_s = now_s
         self._reported_at_s = now_s
-        self._age_s = 0.0
+        self._age_s = self._compiled_s = 0.0
 
-    def since_report_s(self, now_s: float, reported_at_s: float) -> float:
-        """Seconds without a report in which somebody listened."""
+    def since_report_s(
+        self, now_s: float, reported_at_s: float, compiles: Callable[[], bool] = lambda: False
+    ) -> float:
+        """Seconds without a report in which somebody listened and nothing was compiled.
+
+        ``compiles``: whether the engine does just now; asked where no report has come for a while.
+        """
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         if reported_at_s != self._reported_at_s:
-            self._reported_at_s, self._age_s = reported_at_s, 0.0
+            self._reported_at_s, self._age_s, self._compiled_s = reported_at_s, 0.0, 0.0
             passed_s = min(passed_s, now_s - reported_at_s)
-        self._age_s += min(passed_s, MOST_A_LOOK_S)
+        passed_s = min(passed_s, MOST_A_LOOK_S)
+        asks = self._age_s >= ASK_AFTER_S and self._compiled_s < MOST_COMPILING_S
+        if asks and compiles():
+            self._compiled_s += passed_s
+        else:
+            self._age_s += passed_s
         return self._age_s
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,33 @@ def test_what_ended_between_two_looks_is_still_known(shared: Path) -> None:
     assert not found.wait(0.01), "its child holds memory still"
     assert found.end_within(0.2)
     assert found.free() == [str(shared)]
+
+
+def compiling_engine(ready: int, compiler: str) -> None:
+    """A process that has a kernel compiled, and waits."""
+    with subprocess.Popen([compiler, "60"]) as worker:
+        os.write(ready, b"x")
+        worker.wait()
+
+
+@pytest.mark.parametrize(("name", "compiles"), [("ptxas", True), ("another", False)])
+def test_a_compiler_below_an_engine_is_seen(tmp_path: Path, name: str, compiles: bool) -> None:
+    program = tmp_path / name
+    program.symlink_to(shutil.which("sleep") or "")
+    since = ProcessesSince()
+    seen, ready = os.pipe()
+    context = multiprocessing.get_context("fork")
+    root = context.Process(target=compiling_engine, args=(ready, str(program)))
+    root.start()
+    os.read(seen, 1)
+    found = since.look()
+    try:
+        assert found.compile() is compiles
+    finally:
+        found.end_within(10, kill=True)
+        os.close(seen)
+        os.close(ready)
+    assert not found.compile(), "it has ended"
 
 
 def test_killed_ones_end_and_say_how(processes: EngineProcesses) -> None:

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from hisparsed.node.engine.records import RESTARTS_FILE, RestartFile
-from hisparsed.node.engine.watchdog import StallWatchdog
+from hisparsed.node.engine.watchdog import (
+    ASK_AFTER_S,
+    MOST_COMPILING_S,
+    ReportAge,
+    StallWatchdog,
+)
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.schema import Policy
 
@@ -103,3 +108,27 @@ def test_a_damaged_count_begins_anew(around: Around, text: str) -> None:
     (around.folder / RESTARTS_FILE).write_text(text)
     around.stalls().watch(around.outcome(WORDS, on_stall="restart"))
     assert around.restarts == [WORDS]
+
+
+def silent_for(seconds: int, *, compiles_until_s: float) -> float:
+    """Seconds that count of an engine that begins with a first step and never reports."""
+    age, counted = ReportAge(0.0), 0.0
+    for now in range(1, seconds + 1):
+        counted = age.since_report_s(float(now), 0.0, lambda now=now: now <= compiles_until_s)
+    return counted
+
+
+def test_time_in_which_a_first_step_compiles_counts_for_no_hang() -> None:
+    assert silent_for(400, compiles_until_s=380.0) == pytest.approx(ASK_AFTER_S + 20.0)
+    assert silent_for(400, compiles_until_s=0.0) == pytest.approx(400.0)
+
+
+def test_what_compiles_for_ever_hangs() -> None:
+    beyond = int(MOST_COMPILING_S) + 500
+    assert silent_for(beyond, compiles_until_s=float(beyond)) == pytest.approx(500.0)
+
+
+def test_nobody_looks_for_compilers_while_reports_come() -> None:
+    age = ReportAge(0.0)
+    for now in range(1, 60):
+        assert age.since_report_s(float(now), now - 0.5, pytest.fail) <= 1.0
