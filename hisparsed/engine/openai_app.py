@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from hisparsed.config.machine import NodeKind
 from hisparsed.config.node import NodeConfig
-from hisparsed.engine.compat.adapters import load_arguments, make_arg_parser
+from hisparsed.engine.compat.adapters import load_arguments, make_arg_parser, schemas_of_tools
 from hisparsed.errors import UserError
 
 KEY = "frontend_args"
@@ -34,7 +34,8 @@ _OURS: Mapping[str, Any] = {
 """Where the operator says nothing else."""
 _REFERENCE: Mapping[str, Any] = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
 """The same on the reference node, whose model has no form of tool calls of its own: this one is
-plain text around JSON."""
+plain text around JSON. Its arguments follow the tool's schema, strict or not, as those of a model
+that knows what it says do."""
 
 
 def frontend_arguments(config: NodeConfig, kind: NodeKind) -> Any:
@@ -46,7 +47,8 @@ def frontend_arguments(config: NodeConfig, kind: NodeKind) -> Any:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     module = load_arguments()
-    given = {**_OURS, **(_REFERENCE if kind == "reference" else {}), **config.frontend_args}
+    reference = {**_REFERENCE, **schemas_of_tools(module.FrontendArgs)}
+    given = {**_OURS, **(reference if kind == "reference" else {}), **config.frontend_args}
     _require_known(module.FrontendArgs, config)
     try:
         frontend = module.FrontendArgs(**given)

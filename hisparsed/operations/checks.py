@@ -121,6 +121,7 @@ LEFT_FOR_SYSTEM = 0.05
 PROCESS_BYTES = 512 * 2**20
 """What one process with vLLM in it takes at least, without weights and pools."""
 LEAST_LEFT_BYTES = 512 * 2**20
+LEAST_SHARED_LEFT_BYTES = 256 * 2**20
 LEAST_LEFT = 0.02
 """Share of the memory below which a node that runs may lose a process."""
 MOST_LEFT = 0.1
@@ -224,7 +225,37 @@ def shared_memory(q: Examination) -> Iterator[Finding]:
             Severity.FATAL,
             f"host_budget {format_bytes(pool)}, but /dev/shm has {format_bytes(free)} of {total}",
             "the ranks of a node share one pool, which vLLM keeps in /dev/shm",
-            "mount -o remount,size=95% /dev/shm; in a container give it that size",
+            _MORE_SHARED_MEMORY,
+        )
+    elif pool and free - pool < _queue_bytes(q):
+        yield Finding(
+            "shared-memory",
+            Severity.WARNING,
+            f"host_budget {format_bytes(pool)} leaves {format_bytes(free - pool)} of /dev/shm",
+            f"vLLM's queues between the ranks may take {format_bytes(_queue_bytes(q))} of it, and "
+            "a rank that finds none left is ended by SIGBUS",
+            _MORE_SHARED_MEMORY,
+        )
+
+
+_MORE_SHARED_MEMORY = "mount -o remount,size=95% /dev/shm; in a container give it that size"
+
+
+def _queue_bytes(q: Examination) -> int:
+    """Length of vLLM's queues: ten messages of 16 MiB to all ranks, ten of 24 MiB of each."""
+    return 10 * (16 + 24 * q.config.cuda.tensor_parallel_size) * 2**20
+
+
+def shared_memory_left(q: Examination) -> Iterator[Finding]:
+    free = q.machine.shm_free_bytes
+    if q.pins and shared_pool_bytes(q.config) and free < LEAST_SHARED_LEFT_BYTES:
+        yield Finding(
+            "shared-memory-left",
+            Severity.WARNING,
+            f"{format_bytes(free)} of {format_bytes(q.machine.shm_total_bytes)} of /dev/shm are "
+            "left",
+            "a rank whose queue finds none left is ended by SIGBUS, and the engine with it",
+            f"see what fills it: ls -lS /dev/shm, leaked-memory; then {_MORE_SHARED_MEMORY}",
         )
 
 
@@ -504,6 +535,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
 
 WHILE_RUNNING: dict[str, tuple[Check, str]] = {
     "memory-left": (memory_left, "memory is left beside the node"),
+    "shared-memory-left": (shared_memory_left, "shared memory is left beside the pool"),
     **{
         name: CHECKS[name]
         for name in ("leaked-memory", "gpu-clocks", "kernels", "journal-disk", "clock")

@@ -6,7 +6,7 @@ import anthropic
 
 MODEL = "hisparsed-reference"
 ASKED = [{"role": "user", "content": "How is the weather?"}]
-client = anthropic.Anthropic(base_url=sys.argv[1], api_key="none", max_retries=0)
+client = anthropic.Anthropic(base_url=sys.argv[1], api_key=sys.argv[2], max_retries=0)
 answer = client.messages.create(model=MODEL, messages=ASKED, max_tokens=5)
 assert answer.stop_reason in {"max_tokens", "end_turn"}
 tool = {"name": "weather", "input_schema": {"type": "object", "properties": {}}}

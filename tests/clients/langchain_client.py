@@ -12,7 +12,7 @@ class Weather(BaseModel):
 
 
 chat = ChatOpenAI(
-    model="hisparsed-reference", base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0
+    model="hisparsed-reference", base_url=f"{sys.argv[1]}/v1", api_key=sys.argv[2], max_retries=0
 )
 for method in ("json_schema", "function_calling"):
     found = chat.with_structured_output(Weather, method=method, strict=True).invoke(

@@ -13,7 +13,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 ASKED = [{"role": "user", "content": "How is the weather?"}]
-client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0)
+client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key=sys.argv[2], max_retries=0)
 tool = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": SCHEMA}}
 answer = client.chat.completions.create(
     model=MODEL, messages=ASKED, tools=[tool], tool_choice="required"

@@ -36,10 +36,12 @@ def test_without_any_vllms_defaults_count_but_for_hits_logs_and_other_sites() ->
 def test_the_reference_node_has_a_tool_parser_where_the_operator_names_none() -> None:
     def parser(**given: Any) -> tuple[Any, ...]:
         found = frontend_arguments(NodeConfig(host_budget=2**30, frontend_args=given), "reference")
-        return found.tool_call_parser, found.enable_auto_tool_choice
+        return found.tool_call_parser, found.enable_auto_tool_choice, found.tool_strict_level
 
-    assert parser() == ("hermes", True)
-    assert parser(tool_call_parser=None, enable_auto_tool_choice=False) == (None, False)
+    assert parser() == ("hermes", True, "parameter")
+    assert parser(tool_strict_level="auto") == ("hermes", True, "auto")
+    off = parser(tool_call_parser=None, enable_auto_tool_choice=False)
+    assert off == (None, False, "parameter")
 
 
 def test_what_the_operator_says_counts() -> None:

@@ -51,9 +51,11 @@ def test_response_format_is_kept(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
-def test_a_tool_is_called_as_asked(client: openai.OpenAI, choice: Any) -> None:
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_tool_is_called_as_asked(client: openai.OpenAI, choice: Any, strict: bool) -> None:
+    tool = {**WEATHER, "function": {**WEATHER["function"], "strict": strict}}
     answer = client.chat.completions.create(
-        model=MODEL, messages=ASKED, tools=[WEATHER], tool_choice=choice
+        model=MODEL, messages=ASKED, tools=[tool], tool_choice=choice
     )
     (call,) = answer.choices[0].message.tool_calls or ()
     assert call.type == "function"

@@ -49,7 +49,12 @@ def test_a_sound_machine_has_every_check_and_nothing_to_say(ask: Any) -> None:
         ({"available_bytes": 1536 * GIB + 2048 * GIB // 20}, {}),
         ({"memory_bytes": 1536 * GIB - 1}, {"memory": Severity.FATAL}),
         ({"memory_bytes": 1630 * GIB, "available_bytes": 1617 * GIB}, {"memory": Severity.WARNING}),
-        ({"shm_free_bytes": 1536 * GIB}, {}),
+        ({"shm_free_bytes": 1536 * GIB + 2080 * 2**20}, {}),
+        (
+            {"shm_free_bytes": 1536 * GIB + 2080 * 2**20 - 1},
+            {"shared-memory": Severity.WARNING},
+        ),
+        ({"shm_free_bytes": 1536 * GIB}, {"shared-memory": Severity.WARNING}),
         ({"shm_free_bytes": 1536 * GIB - 1}, {"shared-memory": Severity.FATAL}),
         ({"memlock_bytes": 1536 * GIB}, {}),
         ({"memlock_bytes": 8 * 2**20}, {"memlock": Severity.WARNING}),

@@ -53,6 +53,7 @@ def test_what_cannot_change_stays_with_the_time_it_was_seen(ask: Any) -> None:
         ("clock", {"clock_kept": False}),
         ("gpu-clocks", {"gpus": (Gpu("NVIDIA H200", 141 * GIB, 0, 0, ("heat",)),)}),
         ("memory-left", {"available_bytes": 2048 * GIB // 50 - 1}),
+        ("shared-memory-left", {"shm_free_bytes": 256 * 2**20 - 1}),
     ],
 )
 def test_what_can_change_is_looked_at_again(ask: Any, check: str, changes: dict[str, Any]) -> None:

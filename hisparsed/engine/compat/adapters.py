@@ -16,12 +16,14 @@ import time is in ``residency``.
   several cache groups, and NIXL names its blocks beside its call.
 - ``left_to_decode``: 0.30 has no drafts that a prefill node would compute differently.
 - ``unlock_manager``: since 0.33 the offloading manager has a lock.
+- ``schemas_of_tools``: since 0.31 arguments of a tool that is not strict are free text.
 - ``load_arguments``: the OpenAI application's arguments are in another module since 0.33.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -145,11 +147,18 @@ def resident_by_state(cache_handle: Any) -> bool:
 
 _NEW = "vllm.entrypoints.common.cli_args"
 _OLD = "vllm.entrypoints.launchers.cli_args"
+_STRICT_LEVEL = "tool_strict_level"
 
 
 def make_arg_parser(parser: Any) -> Any:
     """``parser`` with the application's options. Imports for seconds the first time."""
     return load_arguments().make_arg_parser(parser)
+
+
+def schemas_of_tools(frontend_class: Any) -> dict[str, str]:
+    """What holds the arguments of every tool to its schema, as arguments of the application."""
+    known = any(one.name == _STRICT_LEVEL for one in fields(frontend_class))
+    return {_STRICT_LEVEL: "parameter"} if known else {}
 
 
 def load_arguments() -> Any:

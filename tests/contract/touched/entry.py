@@ -8,6 +8,7 @@ from tests.contract.touch import (
     fields,
     implements,
     members,
+    only,
     overrides,
     reads,
     sets,
@@ -43,6 +44,8 @@ _FRONTEND_ARGS = (
     "tool_call_parser",
     "tool_parser_plugin",
 )
+_STRICT_LEVEL = fields("tool_strict_level")
+_SINCE_31 = only(_STRICT_LEVEL, "engine.compat.adapters", since="0.31")
 
 TOUCHED = (
     Touch(
@@ -156,19 +159,22 @@ TOUCHED = (
     ),
     Touch(
         f"{_APP}.cli_args:FrontendArgs",
-        by=("engine.openai_app",),
+        by=("engine.openai_app", "engine.compat.adapters"),
         why="what operators pass through to that application",
         breaks=_NO_APP,
-        uses=fields(*_FRONTEND_ARGS),
+        uses=(
+            *fields(*_FRONTEND_ARGS),
+            *_SINCE_31,
+        ),
         until="0.32",
         adapter="engine.compat.adapters",
     ),
     Touch(
         "vllm.entrypoints.common.cli_args:FrontendArgs",
-        by=("engine.openai_app",),
+        by=("engine.openai_app", "engine.compat.adapters"),
         why="what operators pass through to that application",
         breaks=_NO_APP,
-        uses=fields(*_FRONTEND_ARGS),
+        uses=(*fields(*_FRONTEND_ARGS), *_STRICT_LEVEL),
         since="0.33",
         adapter="engine.compat.adapters",
     ),
