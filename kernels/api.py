@@ -143,7 +143,7 @@ def gather(
     int64 [R, K] and ``swap_counts`` int32 [R] as in ``Resolution``. One list serves all layers
     of the group. Raises ``ValueError`` on shapes, dtypes and counts that are not 0 to K,
     ``IndexError`` on rows outside, before anything is copied. On a GPU the host memory must be
-    pinned, what is outside is left out, and errors on values wait for ``raise_errors``.
+    pinned, what is outside is skipped, and errors on values wait for ``raise_errors``.
     ``pinned`` says that the caller knows it is: torch does not see what others have registered.
     """
     check_gather(host, slab, swap_host, swap_physical, swap_counts)

@@ -149,7 +149,7 @@ def _order(
 def _new_ageing(policy: Policy, memory: Memory) -> tuple[Reason, str]:
     wait_s = natural_wait_s(memory)
     if policy.admission.ageing != "auto" or wait_s is None:
-        return Reason.POLICY_VALUE, "the policy says so"
+        return Reason.POLICY_VALUE, "the policy sets it"
     return Reason.QUEUE_CHANGED, f"calls wait about {wait_s:.0f}s in order of arrival"
 
 

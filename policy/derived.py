@@ -37,9 +37,9 @@ class PoolsMemory:
     hisparse: PoolFigures
     offload: PoolFigures
     pending_bytes: int
-    """Promised to the offload pool, not yet taken."""
+    """Assigned to the offload pool, not yet moved."""
     draining_bytes: int
-    """Recalled from the offload pool, still busy."""
+    """Recalled from the offload pool, still in use."""
     reserve_bytes: int
     """Lent to nobody."""
     reserve_target_bytes: int

@@ -1,6 +1,6 @@
 """What a move of the split is to bring, and whether it came true.
 
-Reach for moves of the equal-reach law, tokens a minute of prefix for marginal value. A move
+Reach for moves of the equal-reach law, tokens of prefix per minute for marginal value. A move
 that did not bring half of it makes the next ones wait longer. Pure; decides no move.
 """
 
@@ -49,7 +49,7 @@ def words(expected: Expectation) -> str:
         return ""
     if expected.unit == REACH:
         return f"; that should add {expected.expected:.0f} tokens of reach"
-    return f"; that should save {expected.expected:.0f} tokens a minute of prefix"
+    return f"; that should save {expected.expected:.0f} tokens of prefix per minute"
 
 
 def followed_by(old: Expectation | None, new: Expectation) -> Expectation | None:
@@ -101,9 +101,9 @@ def verdict(snapshot: Snapshot, memory: Memory) -> str:
     judged = memory.expectation
     if judged is None or judged.realised is None or judged.judged_at_s != snapshot.at_s:
         return ""
-    unit = "tokens of reach" if judged.unit == REACH else "tokens a minute of prefix"
+    unit = "tokens of reach" if judged.unit == REACH else "tokens of prefix per minute"
     return (
-        f"; the move from {judged.from_blocks} to {judged.to_blocks} was to bring "
+        f"; the move from {judged.from_blocks} to {judged.to_blocks} was expected to add "
         f"{judged.expected:.0f} {unit} and brought {judged.realised:.0f}"
     )
 

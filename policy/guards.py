@@ -66,7 +66,7 @@ def stalled(policy: Policy, snapshot: Snapshot, memory: Memory) -> str | None:
     return (
         f"{requests.running} running and {requests.waiting} waiting requests have made no "
         f"progress for {still_s:.0f}s, though {free_share(snapshot):.0%} of GPU blocks and "
-        f"{_idle_host_blocks(snapshot)} host blocks are free; memory is not what they lack"
+        f"{_idle_host_blocks(snapshot)} host blocks are free; they do not lack memory"
     )
 
 
@@ -75,7 +75,7 @@ def without_traffic(snapshot: Snapshot, memory: Memory) -> str | None:
     requests = snapshot.requests
     if requests.running or requests.waiting or memory.signals.split_tokens_total.rise:
         return None
-    return "nothing runs, waits or has run in the window"
+    return "no request runs, waits or ran in the window"
 
 
 def wait_is_no_shortage(policy: Policy, snapshot: Snapshot, memory: Memory) -> Held | None:
@@ -85,7 +85,7 @@ def wait_is_no_shortage(policy: Policy, snapshot: Snapshot, memory: Memory) -> H
         return None
     limit = snapshot.admission.max_running
     if requests.running >= limit:
-        because = f"{_waiting(snapshot)} for the limit of {limit} running ones"
+        because = f"{_waiting(snapshot)} for the limit of {limit} running requests"
         return Reason.NOT_KV_PRESSURE, because
     busy = core_busy(snapshot)
     if busy is not None and busy >= policy.hot.core_bound_at:
@@ -105,7 +105,7 @@ def wait_is_no_shortage(policy: Policy, snapshot: Snapshot, memory: Memory) -> H
     enough = share >= policy.hot.free_high if need is None else need <= snapshot.gpu.free_blocks
     if enough:
         because = (
-            f"{_waiting(snapshot)} while {share:.0%} of GPU blocks are free; something else holds "
+            f"{_waiting(snapshot)} while {share:.0%} of GPU blocks are free; something else blocks "
             f"{'it' if requests.waiting == 1 else 'them'}"
         )
         return Reason.NOT_KV_PRESSURE, because

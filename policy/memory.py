@@ -197,11 +197,11 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What the last move of the split was to bring, and whether it did."""
+    """What the last move of the split was expected to add, and whether it did."""
 
     at_s: float
     unit: str
-    """Reach in tokens, or tokens a minute of prefix; the ending of the figures' names."""
+    """Reach in tokens, or tokens of prefix per minute; the ending of the figures' names."""
     expected: float
     from_blocks: int
     to_blocks: int

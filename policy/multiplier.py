@@ -69,7 +69,7 @@ def growing(policy: Policy, snapshot: Snapshot, memory: Memory, to_blocks: int) 
 
 
 def _times(policy: Policy, memory: Memory) -> tuple[float, float] | None:
-    """Seconds in steps that only decode, rows left out, and seconds of reading rows."""
+    """Seconds in steps that only decode, rows skipped, and seconds of reading rows."""
     decode = memory.signals.grow_decode_seconds
     if not decode.observed_s:
         return None
@@ -140,7 +140,7 @@ def propose_multiplier(
         wanted, reason = grown, Reason.FEWER_MISSES_PAY
         because = (
             f"rows not missed save {more.saved_s:.3g}s of every {policy.hot.window_grow:g}s and "
-            f"fewer requests side by side cost {more.cost_s:.3g}s"
+            f"fewer requests at a time cost {more.cost_s:.3g}s"
         )
     elif under_gpu_pressure(policy, snapshot):
         held = no_shortage or _shrink_held(policy, snapshot, memory, lease, bounds, predicted, less)
@@ -153,13 +153,13 @@ def propose_multiplier(
         held = _grow_held(policy, snapshot, memory, lease, bounds)
         wanted, reason = grown, Reason.ROOM_TO_GROW
         because = (
-            f"{free_share(snapshot):.0%} of GPU blocks are free, nobody has waited for "
+            f"{free_share(snapshot):.0%} of GPU blocks are free, no request waited in the last "
             f"{policy.hot.window_grow:g}s and rows are still missed"
         )
     else:
         words = f"{free_share(snapshot):.0%} of GPU blocks are free"
         if free_share(snapshot) < policy.hot.free_low:
-            words += ", but nobody waits for them"
+            words += ", but no request waits for them"
         held = no_shortage or (Reason.IN_DEAD_BAND, words)
         wanted, reason, because = lease, Reason.IN_DEAD_BAND, ""
     if held is None:
@@ -217,7 +217,7 @@ def _shrink_held(
     if not _leasing(snapshot):
         return Reason.NO_BENEFIT, "no running request leases a hot buffer"
     if lease == bounds.min_blocks:
-        return Reason.LIMITED_BY_FLOOR, "GPU blocks are short but the multiplier is at its least"
+        return Reason.LIMITED_BY_FLOOR, "GPU blocks are short but the multiplier is at its minimum"
     waits = _calm(policy, snapshot, memory, Direction.SAFETY, span_s)
     if waits is not None:
         return waits
@@ -228,14 +228,15 @@ def _shrink_held(
         return Reason.MISSING_SIGNAL, "this node does not count missed rows"
     if predicted > policy.hot.pcie_budget:
         because = (
-            f"the misses expected with less, {predicted:.3g} B/s, exceed the PCIe budget of "
+            f"the misses expected with smaller hot buffers, {predicted:.3g} B/s, exceed the PCIe "
+            f"budget of "
             f"{policy.hot.pcie_budget:.3g} B/s"
         )
         return Reason.LIMITED_BY_PCIE, because
     if worth is not None and not worth.pays:
         because = (
             f"more misses would cost {worth.cost_s:.3g}s of every {policy.hot.window_grow:g}s and "
-            f"more requests side by side save {worth.saved_s:.3g}s"
+            f"more requests at a time save {worth.saved_s:.3g}s"
         )
         return Reason.MISSES_OUTWEIGH, because
     return None
@@ -250,7 +251,7 @@ def _widen_held(policy: Policy, snapshot: Snapshot, memory: Memory) -> Held | No
     if waits is not None:
         return waits
     if not memory.signals.grow_decode_seconds.full(span_s):
-        return Reason.WINDOW_NOT_FULL, f"what steps cost was not seen for all of {span_s:g}s"
+        return Reason.WINDOW_NOT_FULL, f"the cost of steps was not observed for all of {span_s:g}s"
     return None
 
 
@@ -260,9 +261,9 @@ def _grow_held(
     hot, signals = policy.hot, memory.signals
     span_s = hot.window_grow
     if lease == bounds.max_blocks:
-        return Reason.LIMITED_BY_CEILING, "there is room but the multiplier is at its most"
+        return Reason.LIMITED_BY_CEILING, "there is room but the multiplier is at its maximum"
     if not snapshot.requests.running:
-        return Reason.NO_TRAFFIC, "nothing runs"
+        return Reason.NO_TRAFFIC, "no request runs"
     if not _leasing(snapshot):
         return Reason.NO_BENEFIT, "no running request leases a hot buffer"
     waits = _calm(policy, snapshot, memory, Direction.THRIFT, span_s)

@@ -47,7 +47,7 @@ def propose_restart_size(policy: Policy, snapshot: Snapshot, memory: Memory) -> 
         found = _larger(policy, snapshot, memory, lease)
         reason = Reason.ROOM_TO_GROW
         because = (
-            f"{free_share(snapshot):.0%} of GPU blocks are free, nobody has waited for "
+            f"{free_share(snapshot):.0%} of GPU blocks are free, no request waited in the last "
             f"{policy.hot.window_grow:g}s and vLLM's sampled counters show missed rows"
         )
     else:
@@ -79,7 +79,7 @@ def _smaller(
     if not _leasing(snapshot):
         return Reason.NO_BENEFIT, "no running request leases a hot buffer"
     if lease == bounds.min_blocks:
-        return Reason.LIMITED_BY_FLOOR, "GPU blocks are short but the multiplier is at its least"
+        return Reason.LIMITED_BY_FLOOR, "GPU blocks are short but the multiplier is at its minimum"
     pressure = memory.signals.shrink_pressure
     if not pressure.full(span_s) or not pressure.low:
         return Reason.WINDOW_NOT_FULL, f"GPU blocks were not short for all of {span_s:g}s"
@@ -108,7 +108,7 @@ def _larger(policy: Policy, snapshot: Snapshot, memory: Memory, lease: int) -> i
     hot, signals, geometry = policy.hot, memory.signals, snapshot.geometry
     span_s, running = hot.window_grow, snapshot.requests.running
     if not running:
-        return Reason.NO_TRAFFIC, "nothing runs"
+        return Reason.NO_TRAFFIC, "no request runs"
     if not _leasing(snapshot):
         return Reason.NO_BENEFIT, "no running request leases a hot buffer"
     calm_window = signals.grow_free_share.low >= hot.free_high and not signals.grow_waiting.high
@@ -124,7 +124,7 @@ def _larger(policy: Policy, snapshot: Snapshot, memory: Memory, lease: int) -> i
     least_free = (hot.free_low + hot.free_high) / 2 * snapshot.gpu.total_blocks
     spare = math.floor((snapshot.gpu.free_blocks - least_free) / (geometry.hot_groups * running))
     if lease >= most:
-        return Reason.LIMITED_BY_CEILING, "there is room but the multiplier is at its most"
+        return Reason.LIMITED_BY_CEILING, "there is room but the multiplier is at its maximum"
     if spare < 1:
         return Reason.LIMITED_BY_IN_USE, f"larger leases would leave under {least_free:.0f} free"
     return min(most, lease + spare)

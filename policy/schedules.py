@@ -88,7 +88,7 @@ def _known_zone(name: str) -> str:
             ZoneInfo(name)
         except (ValueError, OSError, LookupError):
             hint = "write a name such as Europe/Berlin or UTC, or local for that of the machine"
-            message = f"{shown(name)} is no time zone that this machine knows"
+            message = f"{shown(name)} is not a time zone known to this machine"
             raise refuse("timezone", message, hint=hint) from None
     return name
 
@@ -106,9 +106,9 @@ class When(Section):
     """Conditions of one entry; all that are given must hold."""
 
     days: Annotated[tuple[Day, ...], Field(min_length=1)] = _DAYS
-    """Days on which the entry is active; a night counts to the day on which it begins."""
+    """Days on which the entry is active; a night belongs to the day on which it begins."""
     begin: Annotated[Minute | None, Field(alias="from")] = None
-    """Time of day at which it begins; all day when neither ``from`` nor ``to`` is given."""
+    """Time of day at which it begins; all day if neither ``from`` nor ``to`` is given."""
     end: Annotated[Minute | None, Field(alias="to")] = None
     """Time of day at which it ends; earlier than ``from`` is on the next day."""
     timezone: Annotated[str, AfterValidator(_known_zone)] = LOCAL
@@ -126,14 +126,14 @@ class When(Section):
             given, missing = ("from", "to") if self.end is None else ("to", "from")
             raise refuse("half_a_time", f"has {given} but no {missing}", hint="give both or none")
         if self.begin is not None and self.begin == self.end:
-            hint = "leave both out for the whole day"
+            hint = "omit both for the whole day"
             raise refuse("no_time", "from and to are the same time", hint=hint, key=("to",))
         if self.begin == _DAY_MINUTES:
             raise refuse("no_begin", "24:00 is the end of a day", hint="write 00:00", key=("from",))
         return self
 
     def holds(self, unix_s: float, pressure: Pressure) -> bool:
-        """Whether it is active; time of day is what a clock on the wall shows."""
+        """Whether it is active; time of day is local wall-clock time."""
         if self.pressure not in (None, pressure):
             return False
         now = _on_the_wall(unix_s, self.timezone)
@@ -173,10 +173,10 @@ class When(Section):
 
 
 class Schedule(Section):
-    """Other values while a condition holds; where entries overlap, the later one wins."""
+    """Other values while a condition holds; where entries overlap, the later one applies."""
 
     name: Annotated[str, Field(min_length=1, max_length=40, pattern=r"^[A-Za-z0-9][\w.-]*$")]
-    """What the entry is called in status, journal and metrics."""
+    """Name of the entry in status, journal and metrics."""
     when: When
     """Conditions; all that are given must hold."""
     values: Annotated[dict[str, SetValue], Field(alias="set", min_length=1)]

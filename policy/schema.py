@@ -29,24 +29,24 @@ from hisparsed.policy.units import Duration, Fraction, format_duration
 
 
 class Canary(Section):
-    """A request of the node's own, asked again and again, whose answer must never change."""
+    """A request that the node sends to itself repeatedly; its answer must never change."""
 
     enabled: StrictBool = True
-    """Whether it is asked by itself; `hisparsed canary --now` asks it anyway."""
+    """Whether it runs on schedule; `hisparsed canary --now` runs it in any case."""
     every: PositiveDuration = 600.0
     """Time from one round to the next."""
     after_move: Fraction = Field(default=0.05, gt=0)
-    """Blocks moved since the last round, as a share of the host budget, that ask for another."""
+    """Blocks moved since the last round that start another, as a share of the host budget."""
     least_gap: PositiveDuration = 60.0
-    """Least time between two rounds; a round that was left out is tried again after it."""
+    """Minimum time between two rounds; a skipped round is tried again after it."""
     most_waiting: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """With more calls waiting, a round is left out; so it is while coverage is low."""
+    """A round is skipped while more calls wait, or while coverage is low."""
     prefix: Annotated[float, Field(ge=1, le=1000)] = 2.0
-    """Length of its prompt / the model's top-k; never over a quarter of the longest call."""
+    """Length of its prompt / the model's top-k; at most a quarter of the longest call."""
     tokens: Annotated[int, Field(ge=8, le=1024)] = 24
     """Length of each of its three answers."""
     on_mismatch: Literal["freeze", "freeze-and-not-ready"] = "freeze"
-    """After another answer: freeze every lever; or that, and tell routers to stay away."""
+    """After a different answer: freeze every lever, or also answer not ready to routers."""
 
     @field_validator("least_gap")
     @classmethod
@@ -62,16 +62,18 @@ class Canary(Section):
 
 
 class Health(Section):
-    """What happens when calls stand still though memory is free, for `stall_after`."""
+    """What happens when calls make no progress for `stall_after` while memory is free."""
 
     on_stall: Literal["alarm", "restart"] = "alarm"
-    """alarm: tell, and answer not ready; restart: that, and restart the engine without draining."""
+    """alarm: raise an alarm and answer not ready; restart: also restart the engine without
+    draining.
+    """
     most_restarts: Annotated[int, Field(ge=1, le=100)] = 3
-    """For a stall, within an hour, over restarts of the daemon; then a stall only alarms."""
+    """Maximum per hour, counted over restarts of the daemon; then a stall only raises an alarm."""
 
 
 class Mode(StrEnum):
-    """``act`` moves, ``advise`` only says what it would do, ``off`` leaves alone."""
+    """``act`` moves levers, ``advise`` only reports what it would do, ``off`` does nothing."""
 
     ACT = "act"
     ADVISE = "advise"
@@ -88,7 +90,7 @@ Tick = Annotated[Duration, Field(ge=0.05)]
 
 class LeverSettings(Section):
     mode: Mode | None = None
-    """``act``, ``advise`` or ``off`` for this lever; the more cautious of both modes counts."""
+    """``act``, ``advise`` or ``off`` for this lever; the more cautious of both modes applies."""
 
 
 class Levers(Section):
@@ -104,13 +106,13 @@ class Levers(Section):
 
 class Policy(Section):
     version: Literal[1]
-    """Version of the document's form."""
+    """Version of the document format."""
     mode: Mode = Mode.ACT
-    """``act`` moves, ``advise`` only says what it would do, ``off`` leaves alone."""
+    """``act`` moves levers, ``advise`` only reports what it would do, ``off`` does nothing."""
     tick: Tick = 1.0
     """Time between two decisions."""
     stale_after: PositiveDuration = 5.0
-    """A report of the engine older than this moves nothing; at least two ticks."""
+    """With a report of the engine older than this nothing moves; at least two ticks."""
     stall_after: Annotated[Duration, Field(ge=1)] = 30.0
     """Calls without progress for this long, while memory is free, are a stall: nothing moves."""
     levers: Levers = Levers()
@@ -124,13 +126,13 @@ class Policy(Section):
     watermark: WatermarkSettings = WatermarkSettings()
     """When requests give up residency."""
     admission: AdmissionSettings = AdmissionSettings()
-    """In which order calls start, and how many."""
+    """The order in which calls start, and how many."""
     canary: Canary = Canary()
-    """A request of the node's own, asked again and again, whose answer must never change."""
+    """A request that the node sends to itself repeatedly; its answer must never change."""
     health: Health = Health()
-    """What happens when calls stand still though memory is free, for `stall_after`."""
+    """What happens when calls make no progress for `stall_after` while memory is free."""
     schedules: Annotated[tuple[Schedule, ...], Field(max_length=MAX_ENTRIES)] = ()
-    """Other values by time of day or by pressure; where entries overlap, the later one wins."""
+    """Other values by time of day or by pressure; where entries overlap, the later one applies."""
 
     @field_validator("stale_after")
     @classmethod

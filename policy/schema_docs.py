@@ -30,31 +30,31 @@ _HEAD: Final = """\
 
 *Reference.* [All pages](README.md)
 
-Every key of `policy.yaml`. Made from the schema by `hisparsed policy reference`; edit the
-descriptions there. What the laws and guards do with these values is in [policy.md](policy.md).
+Every key of `policy.yaml`. Generated from the schema by `hisparsed policy reference`; edit the
+descriptions there. [policy.md](policy.md) explains the laws and guards that use these values.
 
 - **size**: a number with a unit (`384GiB`, `1.5TiB`, `512MB`), or plain bytes, 0 or from 1024 on.
 - **time**: a number with a unit (`250ms`, `30s`, `5m`, `1h30m`), or plain seconds.
 - **share**: a percentage (`5%`), or a number from 0 to 1.
-- **size or share**: of the host budget. A plain number from 2 to 100 is refused as unclear.
-- **live**: counts from the next tick after a reload, a schedule or `hisparsed policy set`.
+- **size or share**: of the host budget. A plain number from 2 to 100 is rejected as ambiguous.
+- **live**: takes effect at the next tick after a reload, a schedule or `hisparsed policy set`.
 
-Editors that know `# yaml-language-server: $schema=policy.schema.json` complete and check keys;
+Editors that support `# yaml-language-server: $schema=policy.schema.json` complete and check keys;
 `hisparsed policy schema` prints that schema.
 """
 _SCHEDULES: Final = f"""\
 ## schedules
 
-A list of at most {MAX_ENTRIES} entries. While an entry is active its values stand above those of
-the document; where active entries set the same key, the later one in the list wins. What an
-operator sets with `hisparsed policy set` stands above both. Every set of entries that can be active
-at once is checked when the document is loaded, and the document is refused when one of them gives
-a policy that is not valid.
+A list of at most {MAX_ENTRIES} entries. While an entry is active, its values override those of the
+document. If several active entries set the same key, the later one in the list applies. Values set
+with `hisparsed policy set` override both. When the document is loaded, every set of entries that
+can be active at once is checked, and the document is rejected if one of them gives an invalid
+policy.
 
-Times are what a clock on the wall shows: an hour that is skipped when summer time begins never
-comes, an hour that is repeated when it ends counts twice. Pressure is judged with
-`admission.engage_at` and `release_at` as the document states them: high above the one, low below
-the other, in between as before; it counts from the next tick.
+Times are local wall-clock times: an hour that is skipped when summer time begins does not occur,
+and an hour that is repeated when it ends occurs twice. Pressure is compared with
+`admission.engage_at` and `release_at` of the document: high above the first, low below the second,
+unchanged in between. It takes effect at the next tick.
 
 """
 _EXAMPLE: Final = """

@@ -26,14 +26,16 @@ _ROUNDING = 1e-9
 
 
 class PoolSettings(Section):
-    """Absolute bounds of one pool; ``start`` of ``None`` leaves it to the other or the law."""
+    """Absolute bounds of one pool; ``start`` of ``None``: it follows from the other pool or the
+    law.
+    """
 
     floor: PoolSize = 0.0
-    """The pool never gets smaller than this."""
+    """Minimum size of the pool."""
     ceiling: PoolSize = 1.0
-    """The pool never gets larger than this."""
+    """Maximum size of the pool."""
     start: PoolSize | None = None
-    """What the pool begins with; ``null`` leaves it to the other pool or the law."""
+    """Size of the pool at start; ``null``: it follows from the other pool or the law."""
 
     @field_validator("ceiling")
     @classmethod
@@ -70,14 +72,14 @@ class HiSparsePoolSettings(PoolSettings):
     """The pool that holds every sparse-MLA page."""
 
     floor: PoolSize = 0.5
-    """The pool never gets smaller than this."""
+    """Minimum size of the pool."""
 
 
 class OffloadPoolSettings(PoolSettings):
     floor: PoolSize = 0.01
-    """The pool never gets smaller than this."""
+    """Minimum size of the pool."""
     ceiling: PoolSize = 0.5
-    """The pool never gets larger than this."""
+    """Maximum size of the pool."""
 
 
 class Pools(Section):
@@ -88,7 +90,9 @@ class Pools(Section):
     reserve: PoolSize = 0.0
     """Host blocks that neither pool gets, as a size or a share of the host budget."""
     release_reserve: StrictBool = False
-    """Whether the memory of reserve blocks goes back to the system, where the node can."""
+    """Whether the memory of reserve blocks is returned to the system, where the node can do
+    that.
+    """
 
     @field_validator("reserve")
     @classmethod
@@ -185,23 +189,23 @@ _RELEASED = 0.85
 
 
 class DeadBand(Section):
-    """A move must be worth more than both."""
+    """A move must exceed both."""
 
     relative: Fraction = 0.05
-    """Least move, as a share of the blocks that equal reach needs."""
+    """Smallest move, as a share of the blocks that equal reach needs."""
     absolute: PoolSize = 0.0025
-    """Least move, as a size or a share of the host budget."""
+    """Smallest move, as a size or a share of the host budget."""
 
 
 class BackOff(Section):
-    """Each undone move makes the next one of its kind wait ``factor`` times longer."""
+    """After each undone move, the next one of its kind waits ``factor`` times longer."""
 
     factor: float = Field(default=2.0, ge=1, le=1_000)
-    """By how much each undone move lengthens the next wait."""
+    """Factor by which each undone move lengthens the next wait."""
     limit: float = Field(default=16.0, ge=1, le=10_000)
-    """The most that waits are lengthened."""
+    """Maximum factor by which waits are lengthened."""
     forget: PositiveDuration = 3600.0
-    """Undone moves count for this long."""
+    """How long an undone move is counted."""
 
 
 class MarginalValue(Section):
@@ -210,31 +214,32 @@ class MarginalValue(Section):
     noise_margin: Fraction = 0.3
     """How much more the next blocks must serve in one pool than in the other."""
     least_gain: int = Field(default=1_000, ge=0, le=10**9)
-    """Tokens a minute of prefix that a move must be expected to save."""
+    """Tokens of prefix per minute that a move must be expected to save."""
 
 
 class Rebalance(Section):
     strategy: Literal["equal-reach", "marginal-value", "fixed"] = "equal-reach"
-    """What the split aims at: equal-reach, both pools hold the same tokens; marginal-value, that
-    corrected by what evicted prefixes would have served; fixed, the split stays at its start."""
+    """Aim of the split: equal-reach, both pools hold the same tokens; marginal-value, equal reach
+    corrected by what evicted prefixes would have served; fixed, the split stays at its start.
+    """
     margin: Fraction = 0.2
-    """How much more than the HiSparse pool's reach the offload pool should hold."""
+    """How much more than the HiSparse pool's reach the offload pool holds."""
     window: PositiveDuration = 60.0
-    """A saving must have looked right for this long."""
+    """The conditions of a saving (a smaller offload pool) must hold for this long."""
     dead_band: DeadBand = DeadBand()
     """Differences that are too small to move for."""
     step: Fraction = Field(default=0.01, gt=0)
-    """The most one saving may shift, as a share of the host budget."""
+    """Maximum size of one saving, as a share of the host budget."""
     step_towards_safety: Fraction = Field(default=0.05, gt=0)
-    """The most one move towards safety may shift; at least ``step``."""
+    """Maximum size of one move towards safety (a larger offload pool); at least ``step``."""
     cool_down: Duration = 60.0
-    """Least time between two savings."""
+    """Minimum time between two savings."""
     cool_down_towards_safety: Duration = 5.0
-    """Least time between two moves towards safety; at most ``cool_down``."""
+    """Minimum time between two moves towards safety; at most ``cool_down``."""
     hold_off: Duration = 300.0
-    """What the offload pool was given for safety stays with it for this long."""
+    """How long the offload pool keeps blocks that it got for safety."""
     back_off: BackOff = BackOff()
-    """Longer waits after moves that had to be undone or did not bring what was expected."""
+    """Longer waits after moves that were undone or gained less than expected."""
     marginal: MarginalValue = MarginalValue()
     """When marginal value moves the split."""
 
@@ -269,22 +274,25 @@ RowBytes: TypeAlias = Annotated[ByteSize, Field(ge=2**20, le=2**50)]
 
 
 class Hot(Section):
-    """The multiplier: hot rows of a request / top-k, whatever the number of drafts.
+    """The multiplier: hot rows of a request / top-k, for any number of drafts.
 
     vLLM itself reserves (decode query length + 1) x top-k: 2x without drafts, 5x with three.
     """
 
     min: float = Field(default=1.0, ge=1, le=MAX_MULTIPLIER)
-    """Lowest multiplier. The node's own least counts where it is higher: 1x where scratch takes
-    what does not fit, else the decode query length (4x with three drafts)."""
+    """Minimum multiplier. The node's own minimum applies where it is higher: 1x with scratch
+    blocks, else the decode query length (4x with three drafts).
+    """
     max: AutoMultiplier = "auto"
-    """Highest multiplier, at least 1; ``auto`` is twice what vLLM itself reserves, 4x without
-    drafts and 10x with three, and once that where the lever may not act."""
+    """Maximum multiplier, at least 1; ``auto`` is twice what vLLM reserves (4x without drafts, 10x
+    with three), or what vLLM reserves where the lever may not act.
+    """
     start: AutoMultiplier = "auto"
-    """The multiplier that the node begins with; ``auto`` is what vLLM itself reserves, 2x without
-    drafts and 5x with three. Kept between the lowest and the highest."""
+    """Multiplier at start; ``auto`` is what vLLM reserves, 2x without drafts and 5x with three.
+    Kept between ``min`` and ``max``.
+    """
     step: float = Field(default=0.5, ge=0.01, le=MAX_MULTIPLIER)
-    """How far one change goes, in whole hot blocks."""
+    """Size of one change, rounded to whole hot blocks."""
     free_low: Fraction = 0.05
     """Share of GPU blocks free below which the pool is under pressure."""
     free_high: Fraction = 0.25
@@ -294,21 +302,22 @@ class Hot(Section):
     window_grow: PositiveDuration = 60.0
     """Room must last this long before the multiplier grows."""
     pcie_budget: RowBytes = 20 * 2**30
-    """Bytes a second that missed rows may move, counted as the node counts them."""
+    """Bytes per second that missed rows may move, as the node counts them."""
     row_rate: RowBytes = 37 * 10**9
-    """Bytes a second at which the node reads single rows from host memory, counted alike: what a
-    missed row costs. 37GB is published for PCIe 5 x16."""
+    """Bytes per second at which the node reads single rows from host memory: the cost of a missed
+    row. 37GB is published for PCIe 5 x16.
+    """
     prefill_bound_at: Fraction = Field(default=0.9, gt=0)
     """Share of the step token budget in use above which prefill, not KV, is the bottleneck."""
     core_bound_at: Fraction = Field(default=0.9, gt=0)
     """Share of the last minute that the engine core's thread computed schedules for, above which
     its CPU, not KV, is the bottleneck."""
     sharing: Literal["even", "marginal-gain"] = "even"
-    """How running requests share the hot buffers: all alike, or by their own miss curves."""
+    """How running requests share the hot buffers: evenly, or by the requests' miss curves."""
     sharing_change: Fraction = Field(default=0.25, gt=0)
-    """The most that one request's hot buffer may change at a time, as a share of the multiplier."""
+    """Maximum change of one request's hot buffer at a time, as a share of the multiplier."""
     sharing_gain: Fraction = 0.05
-    """Share of the missed rows that sharing anew must be expected to save."""
+    """Share of the missed rows that a new division must be expected to save."""
 
     @field_validator("max")
     @classmethod
@@ -353,38 +362,42 @@ class Hot(Section):
 
 class WatermarkSettings(Section):
     value: int | None = Field(default=None, ge=0, le=10**9)
-    """Transition watermark in GPU blocks; ``null`` is vLLM's own value."""
+    """Transition watermark in GPU blocks; ``null``: vLLM's own value."""
 
 
 class AdmissionSettings(Section):
     order: Literal["auto", "arrival", "held-prefix-first"] = "auto"
-    """In which order waiting calls start; ``auto`` goes by coverage."""
+    """The order in which waiting calls start; ``auto`` depends on coverage."""
     engage_at: Fraction = Field(default=1.0, gt=0)
-    """Idle live set, as a share of the smaller reach, above which held prefixes go first."""
+    """Idle live set, as a share of the smaller reach, above which calls with held prefixes start
+    first.
+    """
     release_at: AutoFraction = "auto"
-    """The share below which the order of arrival returns; ``auto`` is 85 % of ``engage_at``."""
+    """The share below which the arrival order returns; ``auto`` is 85 % of ``engage_at``."""
     release_after: Duration = 30.0
     """The share must stay below ``release_at`` for this long."""
     max_wait: PositiveDuration = 600.0
-    """The longest that ageing may be; a call held at the API is refused after it."""
+    """Upper limit of ``ageing``; a call held at the API is refused after it."""
     ageing: AutoDuration = "auto"
-    """A call that waited this long goes first, whatever it costs; ``auto`` goes by the queue."""
+    """A call that waited this long starts first, at any cost; ``auto`` depends on the queue."""
     oldest_share: Fraction = 0.2
-    """While held prefixes go first, the share of starts that goes to the call that has waited
-    longest, whatever it costs; ``0%`` leaves it to ageing."""
+    """While held prefixes start first, the share of starts for the call that has waited longest, at
+    any cost; ``0%``: only ``ageing`` limits the wait.
+    """
     max_running: int | None = Field(default=None, ge=1, le=10**6)
-    """Most requests that run at once; ``null`` leaves it to vLLM."""
+    """Maximum number of running requests; ``null``: vLLM's limit."""
     max_waiting_sessions: int | None = Field(default=None, ge=0, le=10**6)
-    """While coverage is low: new sessions beyond this many waiting calls are held back as
-    ``when_full`` says; ``null`` admits all."""
+    """While coverage is low, ``when_full`` applies to new sessions beyond this many waiting calls;
+    ``null`` admits all.
+    """
     when_full: Literal["wait", "refuse"] = "refuse"
-    """What a new session beyond the limit gets: its turn later, or 429."""
+    """A new session beyond the limit waits, or gets 429."""
     retry_after: PositiveDuration = 10.0
-    """What a refused call is told to wait."""
+    """``Retry-After`` of a refused call."""
     max_context: int | None = Field(default=None, ge=1, le=10**9)
-    """Longest call in tokens, prompt and asked output; ``null`` is the model's own limit."""
+    """Longest call in tokens, prompt and requested output; ``null``: the model's limit."""
     over_max_context: Literal["wait", "refuse"] = "refuse"
-    """What a longer call gets: its turn when no other such call runs, or 400."""
+    """A longer call waits until no other such call runs, or gets 400."""
 
     @property
     def release_share(self) -> float:

@@ -202,7 +202,7 @@ def propose_sharing(
         shared.leases,
         f"change the hot buffers of {changed} of {len(requests)} requests, to between {least:g}x "
         f"and {most:g}x",
-        f"by their own miss curves {shared.misses_before:.0f} misses a step become "
+        f"by the requests' miss curves {shared.misses_before:.0f} misses per step become "
         f"{shared.misses_after:.0f} in the same budget",
         figures,
     )

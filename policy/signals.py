@@ -213,7 +213,7 @@ class Requests:
     oldest_wait_s: float | None = None
     """How long the call at the head of the queue has waited; ``None`` when none waits."""
     stalls_total: int = 0
-    """Times that nothing ran though calls waited and memory was free."""
+    """Stalls: no call ran although calls waited and memory was free."""
     stalls_resolved_total: int = 0
     stalls_given_up_total: int = 0
     """Calls that were failed because nothing else helped."""
@@ -364,11 +364,11 @@ class AdmissionRules:
     max_wait_s: float = 600.0
     """A call that waited this long goes first, and one held at the API is refused then."""
     when_full: Literal["wait", "refuse"] = "refuse"
-    """What a new session beyond the limit gets: its turn later, or 429."""
+    """A new session beyond the limit waits, or gets 429."""
     max_context_tokens: int | None = None
     """Longest call, prompt and asked output, that is served like any other."""
     over_max_context: Literal["wait", "refuse"] = "refuse"
-    """What a longer call gets: its turn when no other such call runs, or 400."""
+    """A longer call waits until no other such call runs, or gets 400."""
     oldest_share: float = 0.2
     """Of the starts while held prefixes go first, for the call that has waited longest."""
 
@@ -397,9 +397,9 @@ class EngineReport:
     hisparse: HiSparsePool
     offload: OffloadPool
     pending_blocks: int
-    """Promised to the offload pool, not yet taken."""
+    """Assigned to the offload pool, not yet moved."""
     draining_blocks: int
-    """Recalled from the offload pool, still busy."""
+    """Recalled from the offload pool, still in use."""
     head_need_blocks: int
     """Host blocks that the head of the waiting queue needs."""
     gpu: GpuPool

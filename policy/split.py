@@ -76,7 +76,7 @@ def marginal_aim(
     step, noise = measured.step_blocks, 1 + settings.noise_margin
     hisparse, offload = measured.hisparse_per_min, measured.offload_per_min
     words = (
-        f"{step} blocks more would have served {offload:.0f} tokens a minute in the offload pool "
+        f"{step} more blocks would have served {offload:.0f} tokens per minute in the offload pool "
         f"and {hisparse:.0f} in the HiSparse pool"
     )
     if abs(offload - hisparse) < max(1, settings.least_gain):
@@ -88,11 +88,11 @@ def marginal_aim(
         because = f"{words}, within the noise margin of {settings.noise_margin:.0%}"
         return MarginalAim(current, Reason.IN_DEAD_BAND, because)
     if measured.slack_per_min < settings.noise_margin * hisparse:
-        because = f"{words}, but with {step} blocks less the offload pool would fall short itself"
+        because = f"{words}, but with {step} fewer blocks the offload pool would be too small"
         return MarginalAim(current, Reason.NO_BENEFIT, because)
     aim = max(least_blocks, current - step)
     if aim >= current:
-        because = f"{words}, but equal reach is safe from {least_blocks} blocks on only"
+        because = f"{words}, but equal reach needs at least {least_blocks} blocks"
         return MarginalAim(current, Reason.LIMITED_BY_FLOOR, because)
     return MarginalAim(aim, Reason.HISPARSE_WORTH_MORE, words)
 
@@ -209,12 +209,12 @@ def _equal_reach_aim(policy: Policy, snapshot: Snapshot, need: int) -> _Aim:
     band = dead_band_blocks(policy, snapshot.geometry, need)
     margin = f"the HiSparse reach and a margin of {policy.rebalance.margin:.0%}"
     if current < need:
-        because = f"{need} are the fewest whose reach is {margin}, and {current} fall short"
+        because = f"{need} are needed for {margin}, and {current} are too few"
         return _Aim(need + band, Reason.OFFLOAD_SHORT_OF_REACH, because)
     if current > need + 2 * band:
-        because = f"{need} suffice for {margin}, and {current} are over the dead band above it"
+        because = f"{need} are enough for {margin}, and {current} exceed the dead band above it"
         return _Aim(need + band, Reason.OFFLOAD_BEYOND_REACH, because)
-    because = f"{need} to {need + 2 * band} blocks are {margin} within the dead band"
+    because = f"{need} to {need + 2 * band} blocks match {margin} within the dead band"
     return _Aim(current, Reason.IN_DEAD_BAND, because)
 
 
@@ -291,7 +291,7 @@ def _held(
             f"{counted(unsettled, 'block')} of the last move {are} still {state}",
         )
     if probing and memory.expectation is not None and memory.expectation.realised is None:
-        return Reason.SETTLING, "what the last move brought is not known yet"
+        return Reason.SETTLING, "the result of the last move is not known yet"
     cool_down_s = rebalance.cool_down_towards_safety if hurried else rebalance.cool_down
     reason = calm(
         memory.split,
@@ -308,7 +308,7 @@ def _held(
         Reason.COOLING_DOWN: f"the last move was {since_s:.0f}s ago, under {cool_down_s:.0f}s",
         Reason.HOLD_OFF: "the offload pool was given blocks for safety under "
         f"{rebalance.hold_off:.0f}s ago",
-        Reason.BACKED_OFF: f"{memory.split.undone} earlier moves were undone or brought too little",
+        Reason.BACKED_OFF: f"{memory.split.undone} earlier moves were undone or gained too little",
     }
     return reason, words[reason]
 

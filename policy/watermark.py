@@ -26,7 +26,7 @@ def propose_watermark(policy: Policy, snapshot: Snapshot) -> Proposal:
             None,
             figures,
             f"keep the transition watermark at {current}",
-            "it is what the policy says",
+            "it is the value of the policy",
         )
     return Proposal(
         Lever.WATERMARK,
@@ -36,5 +36,5 @@ def propose_watermark(policy: Policy, snapshot: Snapshot) -> Proposal:
         None,
         figures,
         f"set the transition watermark to {wanted} instead of {current}",
-        "the policy says so",
+        "the policy sets it",
     )

@@ -226,10 +226,10 @@ class _Builder:
         """``text``, which an escape such as `"\\ud800"` can give half of a character."""
         found = text.encode("utf-8", "backslashreplace").decode("utf-8")
         if found != text:
-            hint = "write both halves of the pair, or leave the character out"
+            hint = "write both halves of the pair, or remove the character"
             self._note(node, path, f"{shown(found)} has half of a character", hint)
         if _CONTROL.search(found):
-            self._note(node, path, f"{shown(found)} has a control character", "leave it out")
+            self._note(node, path, f"{shown(found)} has a control character", "remove it")
         return found
 
     def _refuse_tag(self, node: yaml.Node, path: KeyPath) -> None:

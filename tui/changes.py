@@ -163,7 +163,7 @@ def set_value(key: str, before: str, value: str, seconds: float | None) -> Chang
 def unset(key: str) -> ChangeRequest:
     return ChangeRequest(
         f"Unset {key}",
-        (f"{key} goes back to what the policy document says, from the next tick.",),
+        (f"{key} goes back to the value of the policy document at the next tick.",),
         "/v1/policy/unset",
         {"key": key},
     )

@@ -28,7 +28,7 @@ class CanaryApi:
             Endpoint(
                 "/v1/canary",
                 self.look,
-                summary="The node's own request: state, cost and the last round.",
+                summary="The canary: state, cost and the last round.",
                 answer=CanaryStatus,
                 errors=("not_ready",),
             ),
@@ -36,7 +36,7 @@ class CanaryApi:
                 "/v1/canary/run",
                 self.run,
                 method="POST",
-                summary="Ask the node's own request now; answers when the round has ended.",
+                summary="Run a canary round now; the response follows the round.",
                 body=ActorBody,
                 answer=CanaryStatus,
                 changes=True,
@@ -61,5 +61,5 @@ class CanaryApi:
     def _serving(self) -> CanaryWatch:
         watch = self._watch()
         if watch is None:
-            raise ApiError(503, "not_ready", "the engine is starting; the canary comes after it")
+            raise ApiError(503, "not_ready", "the engine is starting; the canary follows")
         return watch

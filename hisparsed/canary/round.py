@@ -161,7 +161,7 @@ def _text(lines: int) -> str:
 
 
 def questions_of_a_round(prompt: tuple[int, ...], tokens: int) -> tuple[CanaryQuestion, ...]:
-    """What is held is read first, from the host alone and from both; then all is computed anew."""
+    """What is held is read first, from the host alone and from both; then all is computed again."""
     return (
         CanaryQuestion(prompt, tokens, "none"),
         CanaryQuestion(prompt, tokens, "mixed"),
@@ -170,7 +170,7 @@ def questions_of_a_round(prompt: tuple[int, ...], tokens: int) -> tuple[CanaryQu
 
 
 def first_questions(prompt: tuple[int, ...], tokens: int) -> tuple[CanaryQuestion, ...]:
-    """The first answer, computed anew, is the one that all others must equal."""
+    """The first answer, computed again, is the one that all others must equal."""
     none, mixed, full = questions_of_a_round(prompt, tokens)
     return (full, none, mixed)
 
@@ -205,7 +205,7 @@ class RoundResult:
             return f"{len(self.expected)} tokens equal in {_states(self.answers)}{beside}"
         words = []
         for asked, got, found in self.differing:
-            how = "computed anew" if asked.recompute else f"{got.prefix_hit_tokens} tokens held"
+            how = "computed again" if asked.recompute else f"{got.prefix_hit_tokens} tokens held"
             what = (
                 f"token {found.place} of {len(got.positions)} differs"
                 if found.place is not None

@@ -232,7 +232,7 @@ class CanaryWatch:
             self._state = CanaryState.FAILED
             self._found = f"the last round did not end ({words})"
         self._recorder.event(
-            EventKind.CANARY_FAILED, f"The canary got no answer ({words}); it asks again later."
+            EventKind.CANARY_FAILED, f"The canary got no answer ({words}); it tries again later."
         )
 
     async def _judge(
@@ -254,7 +254,7 @@ class CanaryWatch:
             self._not_ready = False
             self._recorder.event(
                 EventKind.CANARY_CLEARED,
-                f"{actor} asked the canary again: {verdict.sentence}. Frozen levers stay frozen "
+                f"{actor} ran the canary again: {verdict.sentence}. Frozen levers stay frozen "
                 "until they are thawed.",
                 actor=actor,
             )
@@ -265,14 +265,14 @@ class CanaryWatch:
             self._state, self._found = CanaryState.SUSPECT, verdict.sentence
         known = self._memory is not None and self._memory.baseline is not None
         why = (
-            "further from what it was than rounding mostly is"
+            "further from the baseline than rounding usually is"
             if known
-            else "too far apart to learn from"
+            else "too different to learn from"
         )
         self._recorder.event(
             EventKind.CANARY_SUSPECT,
-            f"Answers of the canary are {why}: {verdict.sentence}. It is asked again soon; nothing "
-            "is frozen.",
+            f"Answers of the canary are {why}: {verdict.sentence}. The canary asks again soon; "
+            f"nothing is frozen.",
         )
 
     async def _alarm(self, verdict: RoundResult, trigger: Trigger, settings: Canary) -> None:
@@ -284,14 +284,14 @@ class CanaryWatch:
         ready = " The node answers not ready." if self._not_ready else ""
         self._recorder.event(
             EventKind.CANARY_MISMATCH,
-            f"The canary got another answer than at the start: {verdict.sentence}. Answers to "
+            f"The canary got a different answer than at start: {verdict.sentence}. Answers to "
             f"users may be wrong too. Every lever is frozen.{ready} {kept}",
         )
 
     async def _keep(self, verdict: RoundResult, trigger: Trigger) -> str:
         last = self._last
         if last is None:
-            return "No report was there to keep."
+            return "There was no report to keep."
         document = evidence_document(
             verdict,
             trigger,
@@ -327,7 +327,7 @@ class CanaryWatch:
                 f"{self._found}; {counted(self._rounds, 'round')}, "
                 f"{self._mismatches} with a difference, {self._suspects} suspect, "
                 f"{self._failed} failed, "
-                f"{self._schedule.left_out} left out, {share:.2%} of the time"
+                f"{self._schedule.left_out} skipped, {share:.2%} of the time"
             ),
             not_ready=self._not_ready,
             running=self._asking.locked(),

@@ -35,38 +35,44 @@ COMMANDS = {
     ),
     "status": LazyCommand("hisparsed.cli.node", "status", "Show the state of a running node."),
     "top": LazyCommand(
-        "hisparsed.cli.node", "top", "Watch a node, or several, and steer its policy."
+        "hisparsed.cli.node", "top", "Watch one node or several, and change the policy."
     ),
     "explain": LazyCommand(
-        "hisparsed.cli.node", "explain", "Say why the node moved memory, and why it did not."
+        "hisparsed.cli.node", "explain", "Explain why the node moved memory, or did not."
     ),
     "policy": LazyCommand(
         "hisparsed.cli.policy", "app", "Check, show, compare, reload and change the policy."
     ),
-    "freeze": LazyCommand("hisparsed.cli.policy", "freeze", "Keep levers where they are."),
+    "freeze": LazyCommand(
+        "hisparsed.cli.policy", "freeze", "Freeze levers: keep them where they are."
+    ),
     "thaw": LazyCommand("hisparsed.cli.policy", "thaw", "Let frozen levers move again."),
-    "mode": LazyCommand("hisparsed.cli.policy", "mode", "Make levers more cautious, or undo that."),
+    "mode": LazyCommand(
+        "hisparsed.cli.policy", "mode", "Set a more cautious mode for levers, or undo that."
+    ),
     "canary": LazyCommand(
-        "hisparsed.cli.engine", "canary", "Say whether the node still answers as at its start."
+        "hisparsed.cli.engine", "canary", "Check that the node still answers as it did at start."
     ),
     "engine": LazyCommand(
-        "hisparsed.cli.engine", "engine_app", "Show the engine's life, and restart the engine."
+        "hisparsed.cli.engine", "engine_app", "Show the state of the engine, and restart it."
     ),
-    "plan": LazyCommand("hisparsed.cli.plan", "plan", "Say what fits on a node, without the node."),
+    "plan": LazyCommand(
+        "hisparsed.cli.plan", "plan", "Compute what fits on a node, without the node."
+    ),
     "simulate": LazyCommand(
         "hisparsed.cli.plan", "simulate", "Try policies on a simulated node, in virtual time."
     ),
     "doctor": LazyCommand(
-        "hisparsed.cli.operations", "doctor", "Examine the machine before a node starts on it."
+        "hisparsed.cli.operations", "doctor", "Check the machine before a node starts on it."
     ),
     "install": LazyCommand(
-        "hisparsed.cli.operations", "install", "Lay out the systemd service and its files."
+        "hisparsed.cli.operations", "install", "Install the systemd service and its files."
     ),
     "replay": LazyCommand(
         "hisparsed.cli.traffic", "replay", "Replay a recorded trace against an OpenAI endpoint."
     ),
     "soak": LazyCommand(
-        "hisparsed.cli.traffic", "soak", "Soak a node in random moves; every answer open to proof."
+        "hisparsed.cli.traffic", "soak", "Move all levers at random and check the answers."
     ),
 }
 

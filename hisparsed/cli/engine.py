@@ -27,13 +27,13 @@ engine_app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    help="Show the engine's life, and restart it.",
+    help="Show the state of the engine, and restart it.",
 )
 
 
 @engine_app.command()
 def show(as_json: JsonOption = False, socket: SocketOption = None) -> None:
-    """Say how the engine is, how it ended, what is quarantined."""
+    """Show the engine's state, its last end, and quarantined values."""
     from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
 
     with ControlClient(socket or DEFAULT_SOCKET) as client:
@@ -49,11 +49,11 @@ def show(as_json: JsonOption = False, socket: SocketOption = None) -> None:
 @engine_app.command()
 def restart(
     drain: Annotated[
-        str | None, typer.Option(help="How long open calls get to end; drain_timeout otherwise.")
+        str | None, typer.Option(help="Time for open calls to end; drain_timeout if not given.")
     ] = None,
-    now: Annotated[bool, typer.Option("--now", help="Cut open calls off at once.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    wait: Annotated[bool, typer.Option(help="Return when the engine serves again.")] = True,
+    now: Annotated[bool, typer.Option("--now", help="End open calls at once.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    wait: Annotated[bool, typer.Option(help="Wait until the engine serves again.")] = True,
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
@@ -63,7 +63,7 @@ def restart(
     from hisparsed.errors import UserError
 
     if now and drain is not None:
-        raise UserError("--now: does not go with --drain; give one of them")
+        raise UserError("--now: cannot be combined with --drain; give one of them")
     drain_s = 0.0 if now else None if drain is None else seconds("--drain", drain)
     body: dict[str, Any] = {"actor": actor(), "drain_s": drain_s}
     with ControlClient(socket or DEFAULT_SOCKET) as client:
@@ -122,7 +122,7 @@ def canary(
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Show the canary: the node's own request whose answer must never change."""
+    """Show the canary: a request of the node itself whose answer must never change."""
     from hisparsed.cli.options import actor
     from hisparsed.control.api.client import DEFAULT_SOCKET, ControlClient
     from hisparsed.control.status.document import CanaryState, CanaryStatus

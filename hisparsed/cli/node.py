@@ -111,16 +111,17 @@ def top(
         Path | None, typer.Option(help="Show a recorded journal.sqlite instead.")
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one page as text; of a journal, its end.")
+        bool,
+        typer.Option("--once", help="Print one page as text and exit; with --journal, at its end."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one status as JSON.")] = False,
-    readonly: Annotated[bool, typer.Option("--readonly", help="Refuse every change.")] = False,
+    readonly: Annotated[bool, typer.Option("--readonly", help="Allow no changes.")] = False,
     theme: Annotated[str, typer.Option(help="dark, light or colour-blind.")] = "dark",
     ascii_only: Annotated[
-        bool, typer.Option("--ascii", help="Only ASCII characters; NO_COLOR leaves colour out.")
+        bool, typer.Option("--ascii", help="Use only ASCII characters; NO_COLOR turns colour off.")
     ] = False,
 ) -> None:
-    """Watch a node, and steer its policy."""
+    """Watch a node, and change its policy."""
     from hisparsed.errors import UserError
     from hisparsed.tui.options import ViewError, make_options
 
@@ -155,13 +156,15 @@ def explain(
     code: Annotated[
         str | None, typer.Option(help="Only this reason code, e.g. OffloadShortOfReach.")
     ] = None,
-    since: Annotated[str | None, typer.Option(help="Only the last such time, e.g. 10m.")] = None,
+    since: Annotated[str | None, typer.Option(help="Only this far back, e.g. 10m.")] = None,
     last: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="At most so many decisions; 20, or 1000 with --since."),
+        typer.Option(
+            min=1, max=1000, help="Maximum number of decisions; 20, or 1000 with --since."
+        ),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Also ticks that held for the same reason as before.")
+        bool, typer.Option("--all", help="Also show ticks that held for the same reason as before.")
     ] = False,
     journal: Annotated[
         Path | None,
@@ -170,7 +173,7 @@ def explain(
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Say why the node moved memory, and why it did not."""
+    """Explain why the node moved memory, or did not."""
     import json
     import shutil
     import time
@@ -220,6 +223,6 @@ def explain(
         typer.echo(json.dumps(document, indent=2))
         return
     width = min(_LONGEST_LINE, shutil.get_terminal_size().columns)
-    typer.echo(explanation(decisions, events, width=width) or "No decision fits.\n", nl=False)
+    typer.echo(explanation(decisions, events, width=width) or "No decision matches.\n", nl=False)
     if cut and since is not None:
         typer.echo(f"These are the last {limit}; narrow it with a lever or --code, or use --last.")

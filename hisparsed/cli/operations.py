@@ -21,15 +21,18 @@ def doctor(
         "/etc/hisparsed/hisparsed.yaml"
     ),
     fix: Annotated[
-        bool, typer.Option("--fix", help="Remove what dead engines and daemons left.")
+        bool, typer.Option("--fix", help="Remove what dead engines and daemons left behind.")
     ] = False,
     fatal_only: Annotated[
-        bool, typer.Option("--fatal-only", help="Exit code 0 with warnings; for the service.")
+        bool,
+        typer.Option(
+            "--fatal-only", help="Exit with 0 if there are only warnings; for the service."
+        ),
     ] = False,
-    every: Annotated[bool, typer.Option("--all", help="Also list what is well.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also list the checks that passed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Examine the machine before a node starts on it; starts nothing."""
+    """Check the machine before a node starts on it. Starts nothing."""
     from hisparsed.config.machine import nvidia_gpus
     from hisparsed.operations.checks import exit_code, findings_document, findings_text
     from hisparsed.operations.doctor import visit
@@ -50,7 +53,7 @@ def install(
         typer.Option(help="For packages: units go to PREFIX/lib. Without it: to /etc."),
     ] = None,
     root: Annotated[
-        Path, typer.Option(help="Put before every path, for images and packages.")
+        Path, typer.Option(help="Prefix of every path, for images and packages.")
     ] = Path("/"),
     executable: Annotated[
         Path | None,
@@ -59,7 +62,7 @@ def install(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Lay out the systemd service, its user, folders, configuration and dashboards."""
+    """Install the systemd service, its user, folders, configuration and dashboards."""
     from hisparsed.errors import UserError
     from hisparsed.operations.install import InstallLayout, install_files
 

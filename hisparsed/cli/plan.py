@@ -15,17 +15,18 @@ def plan(
         str, typer.Option(help="Node description: a shipped name or a .yaml file.")
     ] = "8xh200-glm-5.3",
     context: Annotated[
-        list[int] | None, typer.Option(help="Tokens of one request; may be given several times.")
+        list[int] | None, typer.Option(help="Tokens of one request; can be repeated.")
     ] = None,
     multiplier: Annotated[
         float, typer.Option(help="Hot rows of a request as a multiple of top-k.")
     ] = 2.0,
     host_budget: Annotated[
-        str | None, typer.Option(help="Host memory of both pools, e.g. 512GiB; the node's if not.")
+        str | None,
+        typer.Option(help="Host memory of both pools, e.g. 512GiB; the node's if not given."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what fits on a node: concurrency, the limit that binds, memory, the split."""
+    """Compute what fits on a node: concurrency, the limit that binds, memory, the split."""
     from hisparsed.config.node_description import load_node_description
     from hisparsed.plan.sizing import make_plan, parse_budget
     from hisparsed.plan.text import plan_text
@@ -65,16 +66,16 @@ def simulate(
     sweep: Annotated[
         str | None,
         typer.Option(
-            help="The first policy at many values: pools.hisparse=60%..95%:5%, or KEY=A|B|C."
+            help="Run the first policy with many values: pools.hisparse=60%..95%:5%, or KEY=A|B|C."
         ),
     ] = None,
     users: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Sessions at a time on the whole node; may be given again."),
+        typer.Option(min=1, help="Sessions at a time on the whole node; can be repeated."),
     ] = None,
     load: Annotated[
         list[float] | None,
-        typer.Option(help="How many times as fast recorded sessions start; may be given again."),
+        typer.Option(help="Factor for the pace at which recorded sessions start; can be repeated."),
     ] = None,
     scale: Annotated[
         str, typer.Option(help="Part of node and sessions that is simulated, e.g. 1/8.")
@@ -91,11 +92,12 @@ def simulate(
         float, typer.Option(min=0, help="Factor for the recorded pauses inside sessions.")
     ] = 1.0,
     host_budget: Annotated[
-        str | None, typer.Option(help="Host memory of both pools, e.g. 512GiB; the node's if not.")
+        str | None,
+        typer.Option(help="Host memory of both pools, e.g. 512GiB; the node's if not given."),
     ] = None,
     max_model_len: Annotated[
         int | None,
-        typer.Option(min=2, help="The engine's limit: longer calls are left out."),
+        typer.Option(min=2, help="The engine's limit: longer calls are skipped."),
     ] = None,
     prompt_only: Annotated[
         bool, typer.Option("--prompt-only", help="Offload prompts and not answers.")
@@ -104,17 +106,19 @@ def simulate(
         str, typer.Option(help="Factor for the node's misses of hot buffers, e.g. x1.5.")
     ] = "x1",
     union: Annotated[
-        str, typer.Option(help="Factor for what the rows of a step select together, e.g. x1.5.")
+        str, typer.Option(help="Factor for the union of rows that a step selects, e.g. x1.5.")
     ] = "x1",
     curve_spread: Annotated[
         float | None,
-        typer.Option(min=0, max=10, help="How much requests differ in their misses; 0: alike."),
+        typer.Option(
+            min=0, max=10, help="How much requests differ in their misses; 0: not at all."
+        ),
     ] = None,
     ttft_limit: Annotated[
         str, typer.Option(help="A call is good when its first token comes within this.")
     ] = "30s",
     itl_limit: Annotated[
-        str, typer.Option(help="And its tokens follow each other within this on average.")
+        str, typer.Option(help="And the mean time between its tokens is within this.")
     ] = "100ms",
     check_scale: Annotated[
         str | None,

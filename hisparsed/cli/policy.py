@@ -28,14 +28,14 @@ _File = Annotated[Path, typer.Argument(metavar="FILE", help="A policy document."
 def check(
     file: _File,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Do not ask the daemon about this node's sizes.")
+        bool, typer.Option("--offline", help="Do not ask the daemon for this node's sizes.")
     ] = False,
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Say whether a document could be the policy. Where a daemon answers, of its node.
+    """Check a policy document. If a daemon answers, also check it against its node.
 
-    Without a daemon the document alone decides the exit code.
+    Without a daemon the exit code depends on the document alone.
     """
     from hisparsed.control.text.policy import judgement_text
     from hisparsed.policy.effective import load_policy
@@ -63,12 +63,12 @@ def check(
 @app.command()
 def show(
     every: Annotated[
-        bool, typer.Option("--all", help="Also the keys that have their default.")
+        bool, typer.Option("--all", help="Also show keys that have their default.")
     ] = False,
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Show the policy in force. Says where each value comes from, and what waits for a restart."""
+    """Show the policy in force, where each value comes from, and what needs a restart."""
     import time
 
     from hisparsed.control.text.policy import policy_text
@@ -82,7 +82,7 @@ def show(
 
 @app.command()
 def diff(file: _File, as_json: JsonOption = False, socket: SocketOption = None) -> None:
-    """Say what a document would change of the one in force."""
+    """Show what a document would change in the policy in force."""
     from hisparsed.control.text.policy import changes_text, judgement_text, left_out_text
     from hisparsed.policy.effective import load_policy
 
@@ -102,7 +102,7 @@ def diff(file: _File, as_json: JsonOption = False, socket: SocketOption = None) 
 
 @app.command()
 def reload(as_json: JsonOption = False, socket: SocketOption = None) -> None:
-    """Read the node's policy document again. A bad one is refused, and the old one stays."""
+    """Read the node's policy document again. An invalid one is rejected, and the old one stays."""
     from hisparsed.cli.options import actor
 
     answer = _post(socket, "/v1/policy/reload", {"actor": actor()})
@@ -114,17 +114,18 @@ def reload(as_json: JsonOption = False, socket: SocketOption = None) -> None:
 @app.command("set")
 def set_value(
     key: Annotated[str, typer.Argument(help="A key with dots, such as hot.max.")],
-    value: Annotated[str, typer.Argument(help="As the document would say it, such as 10%.")],
+    value: Annotated[str, typer.Argument(help="As in the document, such as 10%.")],
     for_: Annotated[
-        str | None, typer.Option("--for", help="How long, e.g. 1h; needed unless --until-unset.")
+        str | None, typer.Option("--for", help="How long, e.g. 1h; required without --until-unset.")
     ] = None,
     until_unset: Annotated[
-        bool, typer.Option("--until-unset", help="With no end; the document is better for that.")
+        bool,
+        typer.Option("--until-unset", help="With no end. For permanent values, edit the document."),
     ] = False,
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Put a value above the document for a time. It survives reloads and restarts."""
+    """Override a value of the document for a time. Survives reloads and restarts."""
     from hisparsed.cli.options import actor, seconds
     from hisparsed.control.text.status import clock_text
     from hisparsed.errors import UserError
@@ -137,7 +138,7 @@ def set_value(
     if for_s is not None and not 0 < for_s <= LONGEST_S:
         raise UserError(
             f'--for: "{for_}" must be more than 0s and at most {format_duration(LONGEST_S)}; '
-            "--until-unset leaves out the end"
+            "--until-unset sets no end"
         )
     body = {"actor": actor(), "key": key, "value": value, "for_s": for_s}
     answer = _post(socket, "/v1/policy/set", body)
@@ -157,7 +158,7 @@ def unset(
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """End what was set for a key. The document, or a schedule, counts again."""
+    """Remove the override of a key. The document, or a schedule, applies again."""
     from hisparsed.cli.options import actor
 
     answer = _post(socket, "/v1/policy/unset", {"actor": actor(), "key": key})
@@ -174,7 +175,7 @@ def schema() -> None:
 
 @app.command()
 def reference() -> None:
-    """Print the reference page of every key, in Markdown."""
+    """Print the reference of every key, in Markdown."""
     from hisparsed.policy.schema_docs import reference_page
 
     typer.echo(reference_page(), nl=False)
@@ -186,13 +187,13 @@ def replay(
         Path, typer.Argument(help="A journal (journal.sqlite), or the state folder it is in.")
     ],
     policy: Annotated[Path, typer.Option(help="The policy to decide with instead.")],
-    since: Annotated[str | None, typer.Option(help="Only the last such time, e.g. 1h.")] = None,
+    since: Annotated[str | None, typer.Option(help="Only this far back, e.g. 1h.")] = None,
     first: Annotated[int, typer.Option(min=0, help="How many differences to show.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide recorded ticks anew with another policy. Shows where the decisions part.
+    """Decide recorded ticks again with another policy. Shows where the decisions differ.
 
-    What the node does next in the recording does not react to the other policy.
+    The recording does not react to the other policy.
     """
     from dataclasses import asdict
 
@@ -271,7 +272,7 @@ def mode(
     as_json: JsonOption = False,
     socket: SocketOption = None,
 ) -> None:
-    """Set the mode of levers; it can only be more cautious than the policy says."""
+    """Set the mode of levers. It can only be more cautious than the policy's mode."""
     from hisparsed.cli.options import one_of
     from hisparsed.policy.schema import Mode
 

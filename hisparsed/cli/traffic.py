@@ -31,7 +31,7 @@ def replay(
         typer.Option(help="CSV with a TIMESTAMP column: when sessions start."),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Sessions a second (Poisson), instead of one by one.")
+        float | None, typer.Option(help="Sessions per second (Poisson), instead of one by one.")
     ] = None,
     recorded_starts: Annotated[
         bool, typer.Option("--recorded-starts", help="Start sessions when the trace started them.")
@@ -43,7 +43,7 @@ def replay(
     for_: Annotated[
         str | None, typer.Option("--for", help="Stop after this time, e.g. 60s or 5m.")
     ] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Stop after so many calls.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Stop after this many calls.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of prompts, session choice and arrivals.")] = 0,
     time_scale: Annotated[
         float, typer.Option(help="Factor for the recorded pauses inside sessions; 0 is none.")
@@ -55,13 +55,15 @@ def replay(
         str, typer.Option(help="ids, or text for endpoints that refuse token ids.")
     ] = "ids",
     token_range: Annotated[
-        str, typer.Option(help="Token ids of prompts, LOW:HIGH (HIGH is left out).")
+        str, typer.Option(help="Token ids of prompts, LOW:HIGH (HIGH excluded).")
     ] = "32:127",
     timeout: Annotated[str, typer.Option(help="Longest time for one call.")] = "10m",
     api_key: Annotated[
         str | None, typer.Option(envvar="HISPARSED_API_KEY", help="Key the endpoint asks for.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write one JSON line a call here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write one JSON line per call to this file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print how large the scaled trace is.")
@@ -184,7 +186,7 @@ def soak(
         typer.Option("--for", help="How long to send calls, such as 10m; default 60s."),
     ] = None,
     moves: Annotated[
-        int | None, typer.Option(min=1, help="End after so many moves instead.")
+        int | None, typer.Option(min=1, help="Stop after this many moves instead.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")] = 0,
     moves_every: Annotated[
@@ -197,7 +199,7 @@ def soak(
         Path | None, typer.Option(help="Trace file; the shipped coding trace if not given.")
     ] = None,
     speculative_tokens: Annotated[
-        int, typer.Option(min=0, max=16, help="Draft tokens a step of the node under test.")
+        int, typer.Option(min=0, max=16, help="Draft tokens per step of the node under test.")
     ] = 0,
     eager_host_mirror: Annotated[
         bool, typer.Option(help="Whether each decoded row goes to the host at once.")
@@ -212,7 +214,7 @@ def soak(
         bool, typer.Option("--json", help="Print only the result, as one JSON object.")
     ] = False,
 ) -> None:
-    """Soak a node: random traffic, random moves, every answer open to proof."""
+    """Send random traffic, move all levers at random, and check the answers."""
     from hisparsed.errors import UserError
     from hisparsed.replay.plan import parse_duration_s
     from hisparsed.replay.trace import SHIPPED_TRACE

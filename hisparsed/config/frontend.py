@@ -38,7 +38,7 @@ def syntax_fault(template: str) -> tuple[int, str] | None:
     try:
         environment.parse(template)
     except TemplateSyntaxError as error:
-        return error.lineno, error.message or "it is no Jinja"
+        return error.lineno, error.message or "it is not Jinja"
     return None
 
 
@@ -46,14 +46,14 @@ _LISTEN: Final = "set api.host or api.port"
 _TLS: Final = "the daemon speaks plain HTTP; end TLS in a proxy in front of it"
 _LIMITS: Final = "set api.limits; the daemon reads HTTP itself"
 _LOGS: Final = "set log.level and log.format"
-_PRIVATE: Final = "the daemon's log keeps no prompts and no answers; leave it out"
-_ONE_ENGINE: Final = "one daemon runs one engine; leave it out"
+_PRIVATE: Final = "the daemon's log keeps no prompts and no answers; remove it"
+_ONE_ENGINE: Final = "one daemon runs one engine; remove it"
 _ENGINE: Final = "it is an argument of the engine; write it under engine_args"
 OWNED_FRONTEND_ARGS: Final = {
     "host": _LISTEN,
     "port": _LISTEN,
     "uds": _LISTEN,
-    "grpc_port": "the daemon serves HTTP only; leave it out",
+    "grpc_port": "the daemon serves HTTP only; remove it",
     "api_key": "set api.api_key_file",
     **dict.fromkeys(
         (
@@ -66,7 +66,7 @@ OWNED_FRONTEND_ARGS: Final = {
         ),
         _TLS,
     ),
-    "root_path": "let the proxy take its prefix off; the daemon serves a list of paths",
+    "root_path": "let the proxy remove its prefix; the daemon serves a fixed list of paths",
     "middleware": "clients pass the daemon's own admission; put a proxy in front of it",
     "h11_max_incomplete_event_size": _LIMITS,
     "h11_max_header_count": _LIMITS,
@@ -78,8 +78,8 @@ OWNED_FRONTEND_ARGS: Final = {
     "enable_log_outputs": _PRIVATE,
     "enable_log_deltas": _PRIVATE,
     "max_log_len": _PRIVATE,
-    "tokens_only": "the node serves the OpenAI API; leave it out",
-    "enable_tokenizer_info_endpoint": "the daemon does not serve that path; leave it out",
+    "tokens_only": "the node serves the OpenAI API; remove it",
+    "enable_tokenizer_info_endpoint": "the daemon does not serve that path; remove it",
     **dict.fromkeys(
         (
             "data_parallel_supervisor_port",
@@ -129,8 +129,8 @@ def _template_problems(template: str, place: str) -> Iterator[tuple[str, str, st
     fault = syntax_fault(template)
     if fault is not None:
         line, why = fault
-        hint = "put the template right; until then every chat would fail"
-        yield _TEMPLATE, f"{place}:{line}: no Jinja template: {why}", hint
+        hint = "correct the template; until then every chat would fail"
+        yield _TEMPLATE, f"{place}:{line}: not a Jinja template: {why}", hint
 
 
 def _files(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -84,7 +84,7 @@ class ApiConfig(_Section):
         if self.api_key_file is None and not is_loopback(self.host):
             raise refuse(
                 "open_api",
-                f'"{self.host}" can be reached from other machines and no key is asked for',
+                f'"{self.host}" can be reached from other machines, and no API key is set',
                 hint="set api.api_key_file, or listen on 127.0.0.1",
                 key=("host",),
             )
@@ -158,7 +158,7 @@ class NodeConfig(_Section):
                 if plain in owned:
                     raise refuse(
                         "owned_arg",
-                        "is not yours to set here",
+                        "cannot be set here",
                         hint=owned[plain],
                         key=(key, name),
                     )
@@ -189,7 +189,7 @@ class NodeConfig(_Section):
         if self.node == "cuda" and self.model is None:
             raise refuse(
                 "no_model",
-                "a cuda node has no model of its own",
+                "a cuda node has no default model",
                 hint="set model to a folder or a name that vLLM can load",
                 key=("model",),
             )
@@ -253,7 +253,7 @@ def _key_problems(loaded: Loaded[NodeConfig]) -> list[Problem]:
         message = f"{key_file} holds no key"
     except (OSError, UnicodeDecodeError) as error:
         message = f"{key_file} cannot be read: {getattr(error, 'strerror', None) or error}"
-    return [loaded.problem(("api", "api_key_file"), message, "put one key a line into it")]
+    return [loaded.problem(("api", "api_key_file"), message, "write one key per line")]
 
 
 def read_api_keys(path: Path) -> list[str]:

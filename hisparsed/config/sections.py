@@ -170,7 +170,7 @@ class DisaggregationConfig(BaseModel):
                 raise refuse(
                     "other_role",
                     f"has no meaning on a {self.role} node",
-                    hint=f"leave it out, or set role: {role}",
+                    hint=f"remove it, or set role: {role}",
                     key=(key,),
                 )
         return self
@@ -180,8 +180,8 @@ class DisaggregationConfig(BaseModel):
         if kind == "simulated":
             return Refused(
                 (),
-                "a simulated node hands no prefixes over in this version",
-                "leave it out, or set node: reference",
+                "a simulated node does not hand over prefixes in this version",
+                "remove it, or set node: reference",
             )
         if kind == "cuda" and self.role == "prefill":
             return Refused(
@@ -193,7 +193,7 @@ class DisaggregationConfig(BaseModel):
         for key in _NOT_ON.get((kind, self.role), ()):
             if key in self.model_fields_set:
                 where = f"a {kind} node that decodes" if self.role == "decode" else f"a {kind} node"
-                return Refused((key,), f"has no meaning on {where}", "leave it out")
+                return Refused((key,), f"has no meaning on {where}", "remove it")
         return None
 
 
@@ -226,7 +226,7 @@ class SupervisionConfig(BaseModel):
             raise refuse(
                 "wait_below_first",
                 f"is below first_wait {format_duration(self.first_wait)}",
-                hint="give at least that",
+                hint="write at least that",
                 key=("longest_wait",),
             )
         return self

@@ -60,7 +60,7 @@ class Background:
             began_s = self._clock()
             try:
                 await work()
-                why = "it ended by itself"
+                why = "it ended unexpectedly"
             except Exception as error:
                 log.exception("The %s failed.", name)
                 why = f"{type(error).__name__}: {error}"
@@ -69,8 +69,8 @@ class Background:
             self._set(name, running=False, failures_total=self._status[name].failures_total + 1)
             self._recorder.event(
                 EventKind.TASK_FAILED,
-                f"The {name} stopped ({why}); it begins again in {format_duration(wait_s)}. This "
-                "is a mistake in the daemon: please report it.",
+                f"The {name} stopped ({why}); it restarts in {format_duration(wait_s)}. This is a "
+                f"bug in the daemon: please report it.",
             )
             await self._sleep(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)

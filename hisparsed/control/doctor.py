@@ -97,7 +97,7 @@ class DoctorWatch:
         task = self._look or self._begin(actor)
         await asyncio.shield(task)
         if self._hanging:
-            raise DoctorBusyError(self._error or "the doctor does not come back")
+            raise DoctorBusyError(self._error or "the doctor does not respond")
         return self.status()
 
     @property
@@ -118,12 +118,12 @@ class DoctorWatch:
                 self._report_changes(before, actor)
         except TimeoutError:
             self._error = (
-                f"a look at the machine has not come back for {self._limit_s:g}s; the GPU driver "
+                f"a check of the machine has not returned for {self._limit_s:g}s; the GPU driver "
                 "or a disk may hang"
             )
             log.warning("The doctor: %s.", self._error)
         except Exception as error:
-            self._error = f"the machine could not be looked at: {type(error).__name__}: {error}"
+            self._error = f"the machine could not be checked: {type(error).__name__}: {error}"
             log.warning("The doctor: %s.", self._error)
         finally:
             self._look = None
@@ -162,12 +162,12 @@ class DoctorWatch:
         """By check and severity, so that figures that change tell nothing twice."""
         old, new = _by_check(before), _by_check(self._findings)
         for one in (new[key] for key in new if key not in old):
-            fix = f" What helps: {one.fix}." if one.fix else ""
+            fix = f" Fix: {one.fix}." if one.fix else ""
             sentence = f"The doctor found ({one.severity}, {one.check}): {one.what}.{fix}"
             self._recorder.event(EventKind.DOCTOR_FOUND, sentence, actor=actor)
         over = {check for check, _ in old} - {check for check, _ in new}
         for check in sorted(over):
-            sentence = f"The doctor finds nothing wrong with {check} any more."
+            sentence = f"The doctor no longer finds a problem with {check} any more."
             self._recorder.event(EventKind.DOCTOR_CLEARED, sentence, actor=actor)
 
 
@@ -184,14 +184,14 @@ class DoctorApi:
             Endpoint(
                 "/v1/doctor",
                 self.findings,
-                summary="What the doctor found: before the start, and when it last looked.",
+                summary="Findings of the doctor: before the start, and at the last check.",
                 answer=DoctorStatus,
             ),
             Endpoint(
                 "/v1/doctor/run",
                 self.run,
                 method="POST",
-                summary="Look again now; answers when the look has ended.",
+                summary="Check again now; the response follows the check.",
                 answer=DoctorStatus,
                 body=ActorBody,
                 changes=True,

@@ -55,8 +55,8 @@ def fingerprint(path: Path) -> str:
 def unexpected(error: Exception) -> str:
     """What a rejection says of a document that the daemon itself fails on."""
     return (
-        f"it cannot be judged ({type(error).__name__}: {error}). This is a mistake in the daemon: "
-        "please report it with the document."
+        f"it cannot be judged ({type(error).__name__}: {error}). This is a bug in the daemon: "
+        f"please report it with the document."
     )
 
 
@@ -112,7 +112,7 @@ async def watch_files(
             if not said:
                 said = True
                 log.warning(
-                    "Changes of %s cannot be watched (%s); they are looked at every %gs.",
+                    "Changes of %s cannot be watched (%s); the file is read every %gs.",
                     ", ".join(str(file.path) for file in files),
                     error,
                     SLOW_LOOK_S,
@@ -160,7 +160,7 @@ class NodeFile:
             self._recorder.event(EventKind.PENDING_RESTART, said)
             return
         except Exception as error:
-            log.exception("%s cannot be judged.", self._path)
+            log.exception("%s cannot be checked.", self._path)
             said = f"{self._path} has changed, and a restart would fail: {unexpected(error)}"
             self._recorder.event(EventKind.PENDING_RESTART, said)
             return

@@ -2,7 +2,7 @@
 
 Everything is checked as a whole and replaced as a whole; an invalid change leaves the last good
 policy in force. ``reload`` reads the document; the control loop takes what is in force at its next
-tick. ``ClockJump`` detects that somebody set the machine's clock, so that a value set for a time
+tick. ``ClockJump`` detects that the machine's clock was set, so that a value set for a time
 lasts as long as was asked. Watches no files and records no events.
 """
 
@@ -137,7 +137,7 @@ class Advance:
     """Schedule entries by name."""
     ended: tuple[str, ...] = ()
     clock_set_s: float = 0.0
-    """By how much somebody set the machine's clock."""
+    """By how much the machine's clock was set."""
 
 
 class PolicySource:
@@ -248,7 +248,7 @@ class PolicySource:
         """Take up what ``file`` kept, and keep it there from now on.
 
         Returns what is no longer valid. Raises ``OverrideFileError`` when it cannot be read; it is
-        then set aside and begun anew.
+        then set aside and a new one was created.
         """
         self._file = file
         now_s = self._wall_clock()
@@ -266,7 +266,7 @@ class PolicySource:
         except ConfigError as error:
             return self._reject(error.render(), actor)
         except Exception as error:
-            log.exception("%s cannot be judged.", self._path)
+            log.exception("%s cannot be checked.", self._path)
             return self._reject(f"{self._path}: {unexpected(error)}", actor)
         self.rejection = None
         if loaded.content_hash == self._active.content_hash:
@@ -304,7 +304,7 @@ class PolicySource:
     def advance(self, snapshot: Snapshot | None = None) -> Advance:
         """Let overrides expire and schedules begin and end; called once a tick.
 
-        What was set for a time lasts as long as was asked for, whatever becomes of the clock;
+        What was set for a time lasts as long as requested, whatever becomes of the clock;
         schedules go by the clock.
         """
         jump_s = self._jump.since_last_s()

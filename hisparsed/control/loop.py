@@ -152,7 +152,7 @@ class ControlLoop:
                 f"{result.admission_order} order."
             )
         else:
-            sentence = "Started; every lever stays where the engine put it."
+            sentence = "Started; every lever stays at the engine's value."
         self._recorder.event(EventKind.STARTED, sentence)
 
     async def run(self) -> None:
@@ -165,13 +165,13 @@ class ControlLoop:
             now_s, due_s = self._clock(), due_s + period_s
             left_out = math.ceil((now_s - due_s) / period_s) if now_s > due_s else 0
             if left_out:
-                # Ticks that are due are left out, so that a slow engine is not asked more often.
+                # Ticks that are due are skipped, so that a slow engine is not asked more often.
                 due_s += left_out * period_s
                 self._counters.late_ticks += left_out
                 if now_s - said_late_s >= _SAY_LATE_EVERY_S:
                     said_late_s = now_s
                     log.warning(
-                        "Tick %d took over %gs; %d left out so far.",
+                        "Tick %d took more than %gs; %d skipped so far.",
                         self._tick,
                         period_s,
                         self._counters.late_ticks,
@@ -190,8 +190,8 @@ class ControlLoop:
                 log.exception("Tick %d failed.", self._tick)
                 self._recorder.event(
                     EventKind.TICK_FAILED,
-                    f"Tick {self._tick} failed ({type(error).__name__}: {error}); the node goes on "
-                    "and tries again. This is a mistake in the daemon: please report it.",
+                    f"Tick {self._tick} failed ({type(error).__name__}: {error}); the node "
+                    f"continues and tries again. This is a bug in the daemon: please report it.",
                 )
             self._tick_failing = True
         else:

@@ -155,7 +155,8 @@ def cycle_sentence(
         parts += [one.sentence for one in decision.levers if one.lever in notable]
     if confirmed is not None:
         parts += [
-            f"The {one.lever} of tick {confirmed.tick} did not stay: {_value(one.wanted)} was put "
+            f"The {one.lever} of tick {confirmed.tick} did not take effect: {_value(one.wanted)} "
+            f"was put "
             f"in force and the engine reports {_value(one.found)}."
             for one in confirmed.differences
         ]

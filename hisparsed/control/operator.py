@@ -40,7 +40,7 @@ def restore_overrides(source: PolicySource, recorder: EventRecorder, folder: Pat
     try:
         record_dropped(recorder, source.restore(OverrideFile(folder)))
     except OverrideFileError as error:
-        recorder.event(EventKind.VALUE_DROPPED, f"What operators had set is lost: {error}.")
+        recorder.event(EventKind.VALUE_DROPPED, f"Values set by operators are lost: {error}.")
 
 
 def record_advance(recorder: EventRecorder, advance: Advance) -> None:
@@ -49,14 +49,14 @@ def record_advance(recorder: EventRecorder, advance: Advance) -> None:
         by = format_duration(float(round(abs(advance.clock_set_s))))
         recorder.event(
             EventKind.CLOCK_SET,
-            f"The machine's clock was set {way} by {by}. Schedules go by the new time; values that "
-            "were set for a time last as long as was asked for.",
+            f"The machine's clock was set {way} by {by}. Schedules use the new time; values that "
+            f"were set for a time last as long as requested.",
         )
     for override in advance.expired:
         recorder.event(
             EventKind.VALUE_EXPIRED,
             f"The time of {override.key} = {value_text(override.value)}, set by {override.actor}, "
-            "is over; what the policy says counts again.",
+            "is over; the value of the policy applies again.",
         )
     record_dropped(recorder, advance.dropped)
     for kind, names, words in (
@@ -167,7 +167,7 @@ class Operator:
     def freeze(
         self, levers: Iterable[Lever], *, actor: str, expected_generation: int | None = None
     ) -> None:
-        """Frozen levers stay where they are until thawed."""
+        """Frozen levers are frozen until thawed."""
         self._check(expected_generation)
         levers = frozenset(levers)
         self._holds.freeze(levers)
@@ -193,7 +193,7 @@ class Operator:
         self._check(expected_generation)
         levers = frozenset(levers)
         self._holds.set_mode(self._source.in_force.policy, levers, mode, actor=actor)
-        words = "what the policy document says" if mode is None else mode.value
+        words = "the policy document's" if mode is None else mode.value
         sentence = f"{actor} set the mode of {_names(levers)} to {words}."
         self._recorder.event(EventKind.MODE_SET, sentence, actor=actor)
 

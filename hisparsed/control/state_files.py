@@ -102,7 +102,7 @@ class OverrideFile:
             except OSError as trouble:
                 kept = f"it cannot be kept as {aside} ({trouble.strerror or trouble})"
             raise OverrideFileError(
-                f"{self.path} is damaged ({first}); {kept} and nothing of it holds"
+                f"{self.path} is damaged ({first}); {kept} and none of its values is in effect"
             ) from None
 
     def save(self, overrides: Sequence[Override]) -> None:
@@ -162,7 +162,7 @@ class TargetFile:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"])) or "document"
             log.warning(
-                "%s is damaged or not of this version (%s: %s); it is ignored.",
+                "%s is damaged or not valid in this version (%s: %s); it is ignored.",
                 self.path,
                 place,
                 first["msg"],
@@ -173,7 +173,7 @@ class TargetFile:
             ("node", document.geometry, geometry),
         ):
             if kept != now:
-                log.info("%s is of another %s; the policy's start counts.", self.path, what)
+                log.info("%s is of another %s; the policy's start values apply.", self.path, what)
                 return None
         return document.targets
 
@@ -199,8 +199,8 @@ class TargetFile:
         except OSError as error:
             if self.error is None:
                 log.warning(
-                    "%s cannot be written: %s; a restart begins with the targets before, or with "
-                    "the policy's start.",
+                    "%s cannot be written: %s; a restart begins with earlier targets, or with the "
+                    "policy's start values.",
                     self.path,
                     error.strerror or error,
                 )

@@ -44,8 +44,9 @@ class LedgerGuard:
             broken = "; ".join(f"{one.rule}: {one.sentence}" for one in report.ledger.violations)
             self._recorder.event(
                 EventKind.LEDGER_VIOLATION,
-                f"The host ledger is not sound ({broken}). Requests are served on; every lever is "
-                "frozen until somebody thaws it and a check of the whole ledger finds nothing.",
+                f"The host ledger is inconsistent ({broken}). Requests are still served; every "
+                f"lever is frozen until an operator thaws it and a check of the whole ledger finds "
+                f"nothing.",
             )
         elif self._holds.frozen != _ALL:
             await self._clear()
@@ -114,7 +115,7 @@ def _lost_or_back(card: GpuCard, known: _Known) -> Iterator[tuple[EventKind, str
         yield (
             EventKind.GPU_LOST,
             f"GPU {card.index} ({card.name}, {card.uuid}) is lost: it fell off the bus or needs a "
-            "reset. The engine cannot run without it; look for Xid in the kernel's log, then reset "
+            "reset. The engine cannot run without it; look for Xid in the kernel log, then reset "
             "it or restart the machine.",
         )
     elif known.lost and not card.lost:
@@ -136,9 +137,9 @@ def _throttled(
     if reasons:
         yield (
             EventKind.GPU_THROTTLED,
-            f"GPU {card.index} ({card.name}) has been slower than it can be for {HELD_S:g}s: "
-            f"{', '.join(sorted(reasons))}. All ranks wait for the slowest; look at cooling and "
-            "power.",
+            f"GPU {card.index} ({card.name}) has been slower than possible for {HELD_S:g}s: "
+            f"{', '.join(sorted(reasons))}. All ranks wait for the slowest; check cooling and "
+            f"power.",
         )
     else:
         yield EventKind.GPU_FULL_SPEED, f"GPU {card.index} ({card.name}) is at full speed again."
@@ -172,31 +173,32 @@ class StateWatch:
             self._set_aside = health.set_aside
             self._recorder.event(
                 EventKind.JOURNAL_SET_ASIDE,
-                f"The journal {self._journal.path} was damaged or of another version; it is kept "
-                "beside it and begun anew. Earlier decisions are in the kept file only.",
+                f"The journal {self._journal.path} was damaged or of another version; it was "
+                f"renamed and a new one was created. Earlier decisions are only in the renamed "
+                f"file.",
             )
         if health.lost > self._lost:
             self._lost = health.lost
             self._recorder.event(
                 EventKind.JOURNAL_LOST,
-                f"The journal {self._journal.path} was removed or replaced while it was written; "
-                "it is begun anew. Earlier decisions are in the file that was taken away only.",
+                f"The journal {self._journal.path} was removed or replaced while in use; a new one "
+                f"was created. Earlier decisions are only in the removed file.",
             )
         error = health.error
         self._report(
             "the journal",
             None if error is None else f"{self._journal.path} cannot be written: {error}",
-            "decisions stay in memory, and those that it has no room for are lost",
+            "decisions are kept in memory, and the oldest are lost when it is full",
         )
         for name, look in self._files.items():
-            self._report(name, look(), "what it holds is in force, but a restart would not know it")
+            self._report(name, look(), "its content is in effect, but a restart would lose it")
 
     def _report(self, name: str, error: str | None, follows: str) -> None:
         if error is not None and name not in self._reported:
             self._reported.add(name)
             self._recorder.event(
                 EventKind.STATE_NOT_KEPT,
-                f"{error}. Requests are served on; {follows}. It is tried again.",
+                f"{error}. Requests are still served; {follows}. It is tried again.",
             )
         elif error is None and name in self._reported:
             self._reported.remove(name)

@@ -154,8 +154,8 @@ class EngineControl:
     def _keep_pages_whole(self) -> None:
         if not pages_can_be_whole():
             log.warning(
-                "This vLLM's bookkeeping of pages is not one that hisparsed knows; it stays in "
-                "force. Steps take several times the CPU time."
+                "hisparsed does not know the page bookkeeping of this vLLM and leaves it in place. "
+                "Steps take several times the CPU time."
             )
             return
         # Names of this vLLM that others do not have.

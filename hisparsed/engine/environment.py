@@ -47,7 +47,7 @@ def environment_problems(environ: Mapping[str, str]) -> list[str]:
             "controlled; add it, or unset the variable"
         )
     if port is not None and not is_service_link(environ) and not _is_port(port):
-        found.append(f"{PORT_ENV}: {shown(port)} is no port; unset it, or set 1 to 65535")
+        found.append(f"{PORT_ENV}: {shown(port)} is not a port; unset it, or set 1 to 65535")
     return found
 
 
@@ -66,8 +66,8 @@ def set_process_start(environ: MutableMapping[str, str]) -> None:
     if is_service_link(environ):
         link = environ.pop(PORT_ENV)
         log.warning(
-            "%s=%s is left out: Kubernetes sets it for a service called vllm. "
-            "`enableServiceLinks: false` in the pod keeps it away.",
+            "%s=%s is ignored: Kubernetes sets it for a service called vllm. "
+            "`enableServiceLinks: false` in the pod avoids it.",
             PORT_ENV,
             link,
         )

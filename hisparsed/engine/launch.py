@@ -74,7 +74,7 @@ def body_of(kind: NodeKind) -> NodeBody:
 
         return reference
     raise UserError(
-        f"node: {kind} serves nobody, because its time is virtual; try policies on it with "
+        f"node: {kind} serves no clients, because its time is virtual; try policies on it with "
         "`hisparsed simulate`, or set node: reference to serve"
     )
 

@@ -34,7 +34,7 @@ def transfer_fault(extra_args: Mapping[str, Any] | None) -> str | None:
         shown = f"{shown[:_SHOWN]}..."
     return (
         f"vllm_xargs.{TRANSFER}: {shown} is not an object; send an object in {TRANSFER} at the top "
-        "of the call, as a prefill node answered it, or leave it out"
+        "of the call, as a prefill node answered it, or remove it"
     )
 
 

@@ -81,8 +81,8 @@ class ControlledScheduler:
             holder = take_back_from_youngest(self)
             if holder is not None:
                 log.warning(
-                    "Calls that wait hold what the others need and nothing runs; %s (%d tokens) "
-                    "starts anew.",
+                    "Waiting calls hold the blocks that other calls need, and no call runs; %s (%d "
+                    "tokens) restarts.",
                     holder.request_id,
                     holder.num_tokens,
                 )

@@ -30,10 +30,14 @@ class LogEvent:
 
 
 WORDLESS: Final = {
-    LEVERS_MOVED: LogEvent(LEVERS_MOVED, "info", "a tick moved a lever; debug where it held all"),
-    GPU_UNREADABLE: LogEvent(GPU_UNREADABLE, "warning", "a figure of a GPU is missing; said once"),
-    OFFLOAD_LAYOUT: LogEvent(OFFLOAD_LAYOUT, "info", "where a rank's offload pool lies"),
-    NODE_KIND: LogEvent(NODE_KIND, "info", "which body the node has, and why"),
+    LEVERS_MOVED: LogEvent(
+        LEVERS_MOVED, "info", "a tick moved a lever; level debug if it moved none"
+    ),
+    GPU_UNREADABLE: LogEvent(
+        GPU_UNREADABLE, "warning", "a reading of a GPU is missing; logged once"
+    ),
+    OFFLOAD_LAYOUT: LogEvent(OFFLOAD_LAYOUT, "info", "where the offload pool of a rank is"),
+    NODE_KIND: LogEvent(NODE_KIND, "info", "the kind of the node, and why"),
 }
 """Lines whose words are made elsewhere; the call names the id."""
 
@@ -41,28 +45,28 @@ _WORDED: Final = (
     LogEvent(
         "file-not-watched",
         "warning",
-        "edits are seen a little later; often too few inotify watches",
-        "Changes of %s cannot be watched (%s); they are looked at every %gs.",
+        "edits are noticed later; often there are too few inotify watches",
+        "Changes of %s cannot be watched (%s); the file is read every %gs.",
     ),
     LogEvent(
         "service-link-left-out",
         "warning",
         "vLLM reads the variable as a port; the node starts without it",
-        "%s=%s is left out: Kubernetes sets it for a service called vllm. "
-        "`enableServiceLinks: false` in the pod keeps it away.",
+        "%s=%s is ignored: Kubernetes sets it for a service called vllm. "
+        "`enableServiceLinks: false` in the pod avoids it.",
     ),
     LogEvent(
         "calls-cut",
         "warning",
-        "the engine ended, or a drain was over; each client got an error of its API",
+        "the engine ended, or the drain time was over; each client got an error of its API",
         "%s were cut off; their clients got an error.",
     ),
     LogEvent(
         "bookkeeping-not-known",
         "warning",
-        "the same schedules, computed slower",
-        "This vLLM's bookkeeping of pages is not one that hisparsed knows; it stays in force. "
-        "Steps take several times the CPU time.",
+        "same schedules, more CPU time",
+        "hisparsed does not know the page bookkeeping of this vLLM and leaves it in place. Steps "
+        "take several times the CPU time.",
     ),
     LogEvent(
         "orphans-ended",
@@ -79,19 +83,19 @@ _WORDED: Final = (
     LogEvent(
         "command-refused",
         "warning",
-        "nothing changed; the next tick decides anew",
+        "nothing changed; the next tick decides again",
         "The engine refused a command: %s",
     ),
     LogEvent(
         "tick-late",
         "warning",
         "the daemon or the engine is short of CPU",
-        "Tick %d took over %gs; %d left out so far.",
+        "Tick %d took more than %gs; %d skipped so far.",
     ),
     LogEvent(
         "tick-failed",
         "error",
-        "a mistake of the daemon, with its traceback; the loop goes on",
+        "a bug in the daemon, with its traceback; the loop continues",
         "Tick %d failed.",
     ),
     LogEvent(
@@ -103,50 +107,50 @@ _WORDED: Final = (
     LogEvent(
         "document-not-judged",
         "error",
-        "a mistake of the daemon, with its traceback; the document is rejected",
-        "%s cannot be judged.",
+        "a bug in the daemon, with its traceback; the document is rejected",
+        "%s cannot be checked.",
     ),
     LogEvent(
         "held-calls-not-judged",
         "error",
-        "a mistake of the daemon, with its traceback",
-        "Calls that are held back cannot be judged; they are refused.",
+        "a bug in the daemon, with its traceback",
+        "Held calls cannot be checked; they are refused.",
     ),
     LogEvent(
         "gpus-not-read",
         "error",
-        "a mistake of the daemon, with its traceback; said once, the reading's age grows",
+        "a bug in the daemon, with its traceback; logged once; the age of the reading grows",
         "The GPUs cannot be read.",
     ),
     LogEvent(
         "targets-unreadable",
         "warning",
-        "the policy's start counts",
+        "the policy's start values apply",
         "%s cannot be read: %s; it is ignored.",
     ),
     LogEvent(
         "targets-damaged",
         "warning",
-        "the policy's start counts",
-        "%s is damaged or not of this version (%s: %s); it is ignored.",
+        "the policy's start values apply",
+        "%s is damaged or not valid in this version (%s: %s); it is ignored.",
     ),
     LogEvent(
         "targets-of-another-policy",
         "info",
-        "as it should be after another document or node",
-        "%s is of another %s; the policy's start counts.",
+        "expected after a change of the document or the node",
+        "%s is of another %s; the policy's start values apply.",
     ),
     LogEvent(
         "targets-not-written",
         "warning",
-        "see to the state folder: full, or not writable",
-        "%s cannot be written: %s; a restart begins with the targets before, or with "
-        "the policy's start.",
+        "check the state folder: it is full, or not writable",
+        "%s cannot be written: %s; a restart begins with earlier targets, or with the policy's "
+        "start values.",
     ),
     LogEvent(
         "doctor-failed",
         "warning",
-        "what the machine lacks is not known; nothing else follows",
+        "the machine was not checked; nothing else changes",
         "The doctor: %s.",
     ),
     LogEvent(
@@ -158,33 +162,33 @@ _WORDED: Final = (
     LogEvent(
         "control-socket-file",
         "warning",
-        "as the events of that name",
+        "same as the events of that name",
         "The control socket: %s",
     ),
     LogEvent(
         "few-files",
         "warning",
-        "fewer clients at once than configured",
+        "fewer clients at a time than configured",
         "api.limits.connections: %d, but this process may open %d files; taking "
         "%d connections. Raise LimitNOFILE of the service.",
     ),
     LogEvent(
         "last-good-values-of-another-version",
         "warning",
-        "a quarantine falls back on nothing until an engine has served",
-        "%s: its last good values are not of this version: %s",
+        "no last good values are known until an engine has served",
+        "%s: its last good values are not valid in this version: %s",
     ),
     LogEvent(
         "last-good-values-unreadable",
         "warning",
-        "a quarantine falls back on nothing until an engine has served",
+        "no last good values are known until an engine has served",
         "%s cannot be read (%s); no last good values are known.",
     ),
     LogEvent(
         "last-good-values-not-written",
         "warning",
-        "see to the state folder",
-        "%s cannot be written: %s; a restart of the daemon will not know it.",
+        "check the state folder",
+        "%s cannot be written: %s; a restart of the daemon will lose it.",
     ),
     LogEvent(
         "listening",
@@ -195,13 +199,13 @@ _WORDED: Final = (
     LogEvent(
         "server-ended",
         "error",
-        "a mistake of the daemon",
-        "A server ended by itself; stopping the node.",
+        "a bug in the daemon",
+        "A server ended unexpectedly; stopping the node.",
     ),
     LogEvent(
         "ending",
         "error",
-        "no engine can be kept running; the service manager takes over",
+        "no engine can be kept running; the service manager decides what follows",
         "Ending with exit code %d.",
     ),
     LogEvent(
@@ -214,19 +218,19 @@ _WORDED: Final = (
         "start-is-slow",
         "warning",
         "the service manager may end the service now",
-        "%s took over %.0fs; asking for no more time.",
+        "%s took more than %.0fs; not asking for more time.",
     ),
     LogEvent(
         "service-manager-deaf",
         "debug",
-        "nothing, unless systemd runs the service",
-        "The service manager cannot be told %s: %s",
+        "no effect, unless systemd runs the service",
+        "The service manager cannot be notified of %s: %s",
     ),
     LogEvent(
         "restarts-unreadable",
         "warning",
-        "one more restart an hour is possible",
-        "%s cannot be read (%s); restarts begin to count anew.",
+        "one more restart per hour is possible",
+        "%s cannot be read (%s); the count of restarts begins at 0.",
     ),
     LogEvent(
         "draining",
@@ -237,13 +241,13 @@ _WORDED: Final = (
     LogEvent(
         "evidence-not-written",
         "warning",
-        "of an engine that died; the log is all there is",
+        "the evidence of an engine that died is only in the log",
         "The evidence could not be written: %s.",
     ),
     LogEvent(
         "engine-did-not-start",
         "debug",
-        "with its traceback; the event `engine-start-failed` tells",
+        "with its traceback; see the event `engine-start-failed`",
         "The engine did not start.",
     ),
     LogEvent(
@@ -261,20 +265,20 @@ _WORDED: Final = (
     LogEvent(
         "proofs-not-read",
         "warning",
-        "kernels and copies are proved again, which takes seconds",
-        "%s cannot be read (%s); the kernels are proved anew.",
+        "kernels and copies are checked again, which takes seconds",
+        "%s cannot be read (%s); the kernels are checked again.",
     ),
     LogEvent(
         "proofs-not-kept",
         "warning",
-        "every start takes some seconds longer",
-        "%s cannot be written: %s; the next start proves anew.",
+        "every start takes seconds longer",
+        "%s cannot be written: %s; the next start checks again.",
     ),
     LogEvent(
         "proof-failed",
         "error",
-        "vLLM's kernels run and nothing is lent; a mistake of the daemon, with its traceback",
-        "The proof of kernels and copies failed; nothing of ours is trusted.",
+        "vLLM's kernels run and nothing is lent; a bug in the daemon, with its traceback",
+        "The check of kernels and copies failed; hisparsed's kernels and copies are not used.",
     ),
     LogEvent(
         "handoff-wrong-role",
@@ -304,14 +308,15 @@ _WORDED: Final = (
     LogEvent(
         "standing-still",
         "warning",
-        "the event `stalled` follows where it lasts",
+        "the event `stalled` follows if it lasts",
         "Nothing runs and %d calls wait with memory free: %s (head %s, %d tokens).",
     ),
     LogEvent(
         "deadlock-broken",
         "warning",
-        "one call is slower; frequent ones mean too small a host budget",
-        "Calls that wait hold what the others need and nothing runs; %s (%d tokens) starts anew.",
+        "one call is slower; if frequent, the host budget is too small",
+        "Waiting calls hold the blocks that other calls need, and no call runs; %s (%d tokens) "
+        "restarts.",
     ),
 )
 

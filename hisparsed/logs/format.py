@@ -21,11 +21,11 @@ LogFormat = Literal["json", "text"]
 FIELDS: Final = {
     "timestamp": "when, UTC, ISO 8601",
     "level": "debug, info, warning, error or critical",
-    "logger": "who says it: `hisparsed.*`, `vllm.*` or a library's name",
+    "logger": "name of the logger: `hisparsed.*`, `vllm.*` or a library",
     "process": "`daemon`, or the name of the engine's process",
-    "event": "the words; for people, may change",
+    "event": "the message; for people, may change",
     "event_id": "stable; only on lines of the tables below",
-    "actor": "who did it, on lines of events",
+    "actor": "who caused it, on lines of events",
     "exception": "a traceback, where there is one",
 }
 """Of a JSON line."""

@@ -244,7 +244,7 @@ async def _until_ended(
 ) -> int:
     await asyncio.wait({supervising, *serving}, return_when=asyncio.FIRST_COMPLETED)
     if not supervising.done():
-        log.error("A server ended by itself; stopping the node.")
+        log.error("A server ended unexpectedly; stopping the node.")
         supervisor.ask_stop()
         supervisor.ask_stop()
         await supervising

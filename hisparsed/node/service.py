@@ -127,14 +127,14 @@ class ServiceManager:
                 STATUS=f"{sentence} ({spent_s:.0f}s of at most {at_most_s:.0f}s)",
             )
             await asyncio.sleep(EXTEND_EVERY_S)
-        log.warning("%s took over %.0fs; asking for no more time.", sentence, at_most_s)
+        log.warning("%s took more than %.0fs; not asking for more time.", sentence, at_most_s)
 
     def _tell(self, **fields: str) -> None:
         lines = [f"{name}={value}" for name, value in fields.items()]
         try:
             self._send("\n".join(lines).encode("utf-8", "backslashreplace"))
         except OSError as error:
-            log.debug("The service manager cannot be told %s: %s", lines[0], error)
+            log.debug("The service manager cannot be notified of %s: %s", lines[0], error)
 
 
 def service_manager(

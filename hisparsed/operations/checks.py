@@ -108,7 +108,7 @@ def _summary(findings: Sequence[Finding], node: str) -> str:
         return sum(one.severity is severity and not one.fixed for one in findings)
 
     fixed = sum(one.fixed for one in findings)
-    put_right = f", {fixed} put right" if fixed else ""
+    put_right = f", {fixed} fixed" if fixed else ""
     return (
         f"{node}: {counted(len({one.check for one in findings}), 'check')}, "
         f"{count(Severity.FATAL)} fatal, {counted(count(Severity.WARNING), 'warning')}{put_right}."
@@ -174,7 +174,7 @@ def node(q: Examination) -> Iterator[Finding]:
 def memory(q: Examination) -> Iterator[Finding]:
     budget, total, free = q.config.host_budget, q.machine.memory_bytes, q.machine.available_bytes
     most = largest_pool(free) if q.pins else free
-    why = "the host budget is taken once at start; what is short then is taken from everything else"
+    why = "the host budget is allocated once at start, at the expense of everything else"
     if budget > total:
         what = f"host_budget {format_bytes(budget)} is more than {format_bytes(total)} of memory"
         fix = "lower host_budget, or raise the memory limit of the service or container"
@@ -198,11 +198,11 @@ def memory(q: Examination) -> Iterator[Finding]:
             f"host_budget {format_bytes(budget)} leaves {format_bytes(free - budget)} of the "
             f"{format_bytes(free)} that are free"
         )
-        why = f"the node and the system need some {format_bytes(margin_bytes(q))} beside it"
+        why = f"the node and the system need about {format_bytes(margin_bytes(q))} in addition"
         yield Finding("memory", Severity.WARNING, what, why, "lower host_budget")
 
 
-_MORE_MEMORY = "end what holds memory (see leaked-memory, huge-pages), or lower host_budget"
+_MORE_MEMORY = "free memory (see leaked-memory, huge-pages), or lower host_budget"
 
 
 def own_bytes(q: Examination) -> int:
@@ -266,7 +266,7 @@ def leaked_memory(q: Examination) -> Iterator[Finding]:
             continue
         if file.held is None:
             what = f"{file.path} holds {size}, and the kernel does not say for whom"
-            fix = "run this as the file's owner or root; remove it when no engine runs"
+            fix = "run this as the file's owner or root; remove it while no engine runs"
         else:
             what = f"{file.path} holds {size} of an engine that is dead"
             fix = "hisparsed doctor --fix"
@@ -277,11 +277,11 @@ def leaked_memory(q: Examination) -> Iterator[Finding]:
 def dead_daemon(q: Examination) -> Iterator[Finding]:
     if q.machine.dead_folder is not None:
         what = f"{q.machine.dead_folder} is of a daemon that was killed"
-        why = "its sockets are nobody's any more; the next start removes it too"
+        why = "its sockets are unused; the next start removes it too"
         yield Finding("dead-daemon", Severity.NOTE, what, why, "hisparsed doctor --fix")
     if q.machine.dead_socket is not None:
         what = f"{q.machine.dead_socket} is the control socket of a daemon that was killed"
-        why = "nobody answers on it; the next start removes it too"
+        why = "no process answers on it; the next start removes it too"
         yield Finding("dead-daemon", Severity.NOTE, what, why, "hisparsed doctor --fix")
 
 
@@ -335,8 +335,9 @@ def numa(q: Examination) -> Iterator[Finding]:
             "numa",
             Severity.WARNING,
             f"free memory differs between NUMA nodes: {text}",
-            "the pool then lies mostly on one socket, and half of the GPUs read it across",
-            "end what fills one node, drop its page cache, or start with numactl --interleave=all",
+            "the pool is then mostly on one socket, and half of the GPUs read it across",
+            "end the processes that fill one node, drop its page cache, or start with numactl "
+            "--interleave=all",
         )
 
 
@@ -395,7 +396,7 @@ def gpu_clocks(q: Examination) -> Iterator[Finding]:
                 Severity.WARNING,
                 f"GPU {index} ({gpu.name}) is slowed down by {' and '.join(gpu.slowed_by)}",
                 "ranks wait for the slowest GPU, so the whole node decodes at its pace",
-                f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {index}; see to cooling and power",
+                f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {index}; check cooling and power",
             )
 
 
@@ -404,7 +405,7 @@ def kernels(q: Examination) -> Iterator[Finding]:
     if not q.pins or not proofs:
         return
     why = "vLLM's kernels run with one size of hot buffers, so the multiplier needs a restart"
-    again = f"remove {q.config.state_dir / PROOFS_FILE} to have them proved anew"
+    again = f"remove {q.config.state_dir / PROOFS_FILE} to check them again"
     verdict = judge_hot(proofs, cuda.kernels_max_ratio)
     asked = any(one.hot is not None for one in proofs)
     if cuda.kernels != "vllm" and q.machine.kernels_doubt is not None:
@@ -415,7 +416,7 @@ def kernels(q: Examination) -> Iterator[Finding]:
     problem = chunks_problem(proofs)
     if problem is not None:
         what = f"copies of indexer chunks: {problem}"
-        lost = "nothing is lent to the offload pool, and prefixes are lost with GPU blocks"
+        lost = "nothing is lent to the offload pool, and prefixes are lost with their GPU blocks"
         yield Finding("kernels", Severity.WARNING, what, lost, f"report it; {again}")
 
 
@@ -440,7 +441,7 @@ def ports(q: Examination) -> Iterator[Finding]:
     if q.machine.daemon_answers:
         return  # they are the running daemon's, see daemon
     for sentence in q.machine.taken_ports:
-        yield Finding("ports", Severity.FATAL, sentence, "nobody could reach the node")
+        yield Finding("ports", Severity.FATAL, sentence, "no client could reach the node")
 
 
 def daemon(q: Examination) -> Iterator[Finding]:
@@ -485,7 +486,7 @@ def journal_disk(q: Examination) -> Iterator[Finding]:
             Severity.WARNING,
             f"{q.config.state_dir}: {format_bytes(free)} free, the journal may take "
             f"{format_bytes(wanted)} more",
-            "a full disk stops the journal; requests go on, but no decision is kept",
+            "a full disk stops the journal; requests continue, but decisions are not recorded",
             "free some space, or lower journal.max_size",
         )
 
@@ -496,15 +497,15 @@ def clock(q: Examination) -> Iterator[Finding]:
             "clock",
             Severity.WARNING,
             f"the clock is behind the last change of {q.document}",
-            "schedules and values set for a time go by it, and the journal's times too",
+            "schedules, values set for a time and the journal use it",
             "timedatectl set-ntp true",
         )
     elif q.machine.clock_kept is False:
         yield Finding(
             "clock",
             Severity.NOTE,
-            "nothing keeps the clock right",
-            "schedules and the journal go by it",
+            "the clock is not synchronised",
+            "schedules and the journal use it",
             "timedatectl set-ntp true",
         )
 
@@ -520,22 +521,22 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "kernel": (kernel, "no known fault of this kernel"),
     "driver": (driver, "no known fault of this driver"),
     "numa": (numa, "memory is balanced between NUMA nodes"),
-    "huge-pages": (huge_pages, "huge pages are as wanted"),
-    "gpus": (gpus, "GPUs are there and idle, as far as this node needs them"),
+    "huge-pages": (huge_pages, "huge pages are set as recommended"),
+    "gpus": (gpus, "the GPUs that this node needs are present and idle"),
     "gpu-clocks": (gpu_clocks, "no GPU is slowed down by heat or power supply"),
-    "kernels": (kernels, "no proof of kernels or copies failed on these GPUs"),
-    "engine": (engine, "model, engine arguments and hot buffers go together"),
+    "kernels": (kernels, "no check of kernels or copies failed on these GPUs"),
+    "engine": (engine, "model, engine arguments and hot buffers are compatible"),
     "ports": (ports, "ports are free"),
     "daemon": (daemon, "no other daemon"),
-    "vllm": (vllm, "vLLM is there, with no known fault for this node"),
+    "vllm": (vllm, "vLLM is installed, with no known fault for this node"),
     "journal-disk": (journal_disk, "room for the journal"),
-    "clock": (clock, "the clock is kept"),
+    "clock": (clock, "the clock is synchronised"),
 }
 """By name: the check, and what is said where it finds nothing."""
 
 WHILE_RUNNING: dict[str, tuple[Check, str]] = {
-    "memory-left": (memory_left, "memory is left beside the node"),
-    "shared-memory-left": (shared_memory_left, "shared memory is left beside the pool"),
+    "memory-left": (memory_left, "memory is left in addition to the node"),
+    "shared-memory-left": (shared_memory_left, "shared memory is left in addition to the pool"),
     **{
         name: CHECKS[name]
         for name in ("leaked-memory", "gpu-clocks", "kernels", "journal-disk", "clock")

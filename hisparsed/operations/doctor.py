@@ -189,8 +189,8 @@ class AbsentDoctor:
         self._finding = DoctorFinding(
             check="doctor",
             severity=Severity.WARNING,
-            what=f"the machine could not be looked at: {type(error).__name__}: {error}",
-            why="what a start needs is not known to be there",
+            what=f"the machine could not be checked: {type(error).__name__}: {error}",
+            why="it is unknown whether the node can start",
             fix="hisparsed doctor",
             seen_unix_s=at_unix_s,
         )

@@ -209,7 +209,7 @@ def make_plan(
         )
     if not math.isfinite(multiplier):
         raise UserError(
-            f"--multiplier: {multiplier:g} is no number of hot rows; write one like 2.5"
+            f"--multiplier: {multiplier:g} is not a number of hot rows; write one like 2.5"
         )
     if multiplier * node.model.topk > node.model.max_model_len:
         most = node.model.max_model_len / node.model.topk

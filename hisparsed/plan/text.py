@@ -18,8 +18,8 @@ def plan_text(plan: Plan) -> str:
 def _lines(plan: Plan) -> Iterable[str]:
     yield plan.node
     yield (
-        f"multiplier {plan.multiplier:g}x: {plan.hot_rows} hot rows a request; "
-        f"host budget {format_bytes(plan.host_budget)}; at most {plan.max_num_seqs} requests"
+        f"multiplier {plan.multiplier:g}x: {plan.hot_rows} hot rows per request; host budget "
+        f"{format_bytes(plan.host_budget)}; at most {plan.max_num_seqs} requests"
     )
     yield _stock_words(plan)
     yield ""

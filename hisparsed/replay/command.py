@@ -192,7 +192,9 @@ def _arrivals_s(
         return recorded_arrivals(options.arrivals)
     if options.rate is not None:
         if not 0 < options.rate < float("inf"):
-            raise UserError(f"--rate: {options.rate} is not right; need sessions a second above 0")
+            raise UserError(
+                f"--rate: {options.rate} is not right; need sessions per second above 0"
+            )
         return poisson_arrivals(len(sessions), options.rate, options.seed)
     if options.recorded_starts:
         return tuple(sorted(session.start_s for session in sessions))

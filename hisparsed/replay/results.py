@@ -150,7 +150,7 @@ class ReplaySummary:
         """A few lines for a person."""
         lines = [
             f"Replayed {self.requests} calls in {self.seconds:.1f} s, {_STOPPED[self.stopped_by]}: "
-            f"{self.requests_per_hour:.0f} calls an hour.",
+            f"{self.requests_per_hour:.0f} calls per hour.",
             f"Tokens: {self.tokens_in:,} in, {self.tokens_out:,} out; prefix hits: {self._hits()}.",
             f"Time to first token: {_percentiles_text(self.ttft_s)}.",
             f"Between tokens: {_percentiles_text(self.itl_s)}.",

@@ -131,7 +131,7 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"--out: {folder} cannot be written; name a folder that can")
     for name in (LIST, *_FILES):
         if name in there and (there[name].is_symlink() or not there[name].is_file()):
-            raise UserError(f"--out: {there[name]} is no file; move it, or name another folder")
+            raise UserError(f"--out: {there[name]} is not a file; move it, or name another folder")
     ours = _listed(folder)
     for name, path in sorted(there.items()):
         strange = name in _FILES and ours is None

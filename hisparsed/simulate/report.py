@@ -51,7 +51,7 @@ def grouped(results: Sequence[PolicyResult]) -> list[list[PolicyResult]]:
 
 
 def rows(results: Sequence[PolicyResult]) -> list[tuple[str, ...]]:
-    """Under ``HEADS``: means over the seeds, waits over all calls, the range of calls an hour."""
+    """Under ``HEADS``: means over the seeds, waits over all calls, the range of calls per hour."""
     return [_row(group) for group in grouped(results)]
 
 
@@ -257,8 +257,8 @@ def _interactivity(axes: Any, results: Sequence[PolicyResult]) -> None:
             curves.setdefault(group[0].name, []).append((1 / itl_s, tokens))
     for name, points in curves.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=name)
-    axes.set_xlabel("tokens a second of one user (median)")
-    axes.set_ylabel("output tokens a second of the node")
+    axes.set_xlabel("tokens per second of one user (median)")
+    axes.set_ylabel("output tokens per second of the node")
 
 
 _MOST_SENTENCES = 60

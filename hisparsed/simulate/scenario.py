@@ -30,7 +30,7 @@ def parse_factor(option: str, text: str) -> float:
     except ValueError:
         factor = 0.0
     if not 0 < factor <= 10:
-        raise UserError(f"{option}: {text!r} is no factor; write one such as x1.5, up to x10")
+        raise UserError(f"{option}: {text!r} is not a factor; write one such as x1.5, up to x10")
     return factor
 
 
@@ -200,7 +200,7 @@ def _check_whole(scenario: Scenario) -> None:
             users = scenario.users or one.users
             step = scenario.scale.denominator * (users // one.users)
             raise UserError(
-                f"--users: {users} at --scale {scenario.scale} is no whole number of simulated "
+                f"--users: {users} at --scale {scenario.scale} is not a whole number of simulated "
                 f"sessions; use a multiple of {step}"
             )
 

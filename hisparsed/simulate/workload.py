@@ -59,7 +59,7 @@ def _first_tokens(name: str) -> int:
         return FIRST_TOKENS
     if not text.isdecimal() or int(text) < _OPENHANDS_BLOCK_TOKENS:
         raise UserError(
-            f"--trace {name}: {text!r} is no length of a prompt; write its tokens, at least "
+            f"--trace {name}: {text!r} is not a length of a prompt; write its tokens, at least "
             f"{_OPENHANDS_BLOCK_TOKENS}, as in openhands@1000000"
         )
     return int(text)

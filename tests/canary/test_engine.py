@@ -121,7 +121,7 @@ async def assert_found_in_the_next_round(node: Node, asked: str) -> None:
     await node.round()
     runs = {one.asked: one for one in node.status.last_round}
     assert not runs[asked].equal
-    assert runs["full"].equal, "what is computed anew is right again"
+    assert runs["full"].equal, "what is computed again is right again"
     assert node.status.state is CanaryState.MISMATCH
     assert node.status.rounds_total == 2
     assert node.side.events() == ["canary-recorded", "canary-mismatch"]

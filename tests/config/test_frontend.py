@@ -84,16 +84,16 @@ def test_a_template_that_is_none_is_told_with_file_and_line(
     found = problem(tmp_path, "  tool_call_parser: glm47", "  chat_template: glm.jinja")
     assert found.line == 4
     assert key_text(found.key) == "frontend_args.chat_template"
-    assert f"{tmp_path}/glm.jinja:{line}: no Jinja template: " in found.message
+    assert f"{tmp_path}/glm.jinja:{line}: not a Jinja template: " in found.message
     assert why in found.message
     assert found.hint is not None
-    assert "put the template right" in found.hint
+    assert "correct the template" in found.hint
 
 
 def test_a_template_in_the_document_is_looked_at_too(tmp_path: Path) -> None:
     found = problem(tmp_path, "  chat_template: |", "    {{ messages }}", "    {% if %}")
     assert found.line == 3
-    assert found.message.startswith("the template:2: no Jinja template: ")
+    assert found.message.startswith("the template:2: not a Jinja template: ")
 
 
 def test_what_templates_of_models_use_is_known(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_config_is_frozen(tmp_path: Path) -> None:
         ("host_budget: 0GiB\n", 1, 'host_budget: "0GiB" is too small; write 1MiB or more'),
         ("node: gpu\nhost_budget: 1GiB\n", 1, 'node: "gpu" is not one of auto, cuda, reference, '
          "simulated"),
-        ("host_budget: 1GiB\nnode: cuda\n", 1, "model: a cuda node has no model of its own; set "
+        ("host_budget: 1GiB\nnode: cuda\n", 1, "model: a cuda node has no default model; set "
          "model to a folder or a name that vLLM can load"),
         ("host_budget: 1GiB\nmodel: ''\n", 2, 'model: "" has the wrong length; write at least 1 '
          "characters or items"),
@@ -87,15 +87,15 @@ def test_config_is_frozen(tmp_path: Path) -> None:
         ("host_budget: 1GiB\nmetrics:\n  port: true\n", 3, "metrics.port: true is not a whole "
          "number; write digits only"),
         ("host_budget: 1GiB\napi:\n  host: 0.0.0.0\n", 3, 'api.host: "0.0.0.0" can be reached from '
-         "other machines and no key is asked for; set api.api_key_file, or listen on 127.0.0.1"),
+         "other machines, and no API key is set; set api.api_key_file, or listen on 127.0.0.1"),
         ("host_budget: 1GiB\ndrain_timeout: 30\nlog:\n  level: warn\n", 4, 'log.level: "warn" is '
          "not one of debug, info, warning, error; did you mean warning?"),
         ("host_budget: 1GiB\ndrain_timeout: soon\n", 2, 'drain_timeout: "soon" is not a time; '
          "write a time such as 30s, 250ms, 5m or 1h30m"),
-        ("host_budget: 1GiB\nengine_args:\n  port: 1\n", 3, "engine_args.port: is not yours to set "
-         "here; set api.host or api.port"),
+        ("host_budget: 1GiB\nengine_args:\n  port: 1\n", 3, "engine_args.port: cannot be set here; "
+        "set api.host or api.port"),
         ("host_budget: 1GiB\nengine_args:\n  --kv-transfer-config: x\n", 3,
-         "engine_args.--kv-transfer-config: is not yours to set here; the daemon sets up "
+         "engine_args.--kv-transfer-config: cannot be set here; the daemon sets up "
          "connectors itself; set host_budget or disaggregation"),
         ("host_budget: 1GiB\nengine_args:\n  max-model-len: 9\n", 3, "engine_args.max-model-len: "
          "is written as on a command line; write max_model_len"),
@@ -164,7 +164,7 @@ def test_key_file_must_hold_a_key(tmp_path: Path) -> None:
     write_keys(tmp_path, "\n \n")
     (empty,) = problems(tmp_path, text)
     assert empty.message == f"{tmp_path / 'keys'} holds no key"
-    assert empty.hint == "put one key a line into it"
+    assert empty.hint == "write one key per line"
     write_keys(tmp_path, "\n one \ntwo\n")
     assert load(tmp_path, text).value.api.host == "0.0.0.0"  # noqa: S104 (the point of the test)
 

@@ -56,27 +56,27 @@ def test_each_role_has_its_own_keys(
         (
             "{role: decode, lease: 5s}",
             "disaggregation.lease",
-            "has no meaning on a decode node; leave it out, or set role: prefill",
+            "has no meaning on a decode node; remove it, or set role: prefill",
         ),
         (
             "{role: prefill, peers: []}",
             "disaggregation.peers",
-            "has no meaning on a prefill node; leave it out, or set role: decode",
+            "has no meaning on a prefill node; remove it, or set role: decode",
         ),
         (
             "{role: decode, port: 5}\nnode: reference",
             "disaggregation.port",
-            "has no meaning on a reference node that decodes; leave it out",
+            "has no meaning on a reference node that decodes; remove it",
         ),
         (
             "{role: prefill, nixl: {backends: [UCX]}}\nnode: reference",
             "disaggregation.nixl",
-            "has no meaning on a reference node; leave it out",
+            "has no meaning on a reference node; remove it",
         ),
         (
             "{role: decode, timeout: 5s}\nnode: cuda\nmodel: m",
             "disaggregation.timeout",
-            "has no meaning on a cuda node that decodes; leave it out",
+            "has no meaning on a cuda node that decodes; remove it",
         ),
         (
             "{role: prefill}\nnode: cuda\nmodel: m",
@@ -109,4 +109,4 @@ def test_a_decode_node_on_cuda_listens_and_hands_options_to_nixl(tmp_path: Path)
 def test_only_a_node_that_computes_kv_can_hand_it_over(tmp_path: Path) -> None:
     ((key, sentence),) = problems(tmp_path, "node: simulated\ndisaggregation: {role: decode}")
     assert key == "disaggregation"
-    assert "a simulated node hands no prefixes over in this version" in sentence
+    assert "a simulated node does not hand over prefixes in this version" in sentence

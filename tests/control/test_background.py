@@ -48,7 +48,7 @@ async def test_a_task_that_fails_begins_again_and_is_told(
     (event, *_) = node.journal.recent_events(3)
     assert event.kind is EventKind.TASK_FAILED
     assert "The file watch stopped (OverflowError: half of \\ud800)" in event.sentence
-    assert "begins again in 4s" in event.sentence
+    assert "restarts in 4s" in event.sentence
     assert caplog.text.count("Traceback") == 3
     await tasks.end()
 
@@ -62,7 +62,7 @@ async def test_a_task_that_ends_by_itself_begins_again(node: Any) -> None:
     tasks = background(node, waits)
     tasks.begin({"file watch": work})
     await asyncio.wait_for(waits.enough.wait(), 5)
-    assert "it ended by itself" in node.journal.recent_events(1)[0].sentence
+    assert "it ended unexpectedly" in node.journal.recent_events(1)[0].sentence
     await tasks.end()
 
 

@@ -88,7 +88,7 @@ async def test_what_was_found_before_the_start_is_told_worst_first(
     assert events(node) == [("doctor-found", "daemon")] * 2, "a note is no news"
     text = status_page(node.current.status(), width=200)
     assert "doctor     1 fatal, 1 warning of 4 checks" in text
-    assert "FATAL    memlock: memlock is wrong; what helps: mend memlock" in text
+    assert "FATAL    memlock: memlock is wrong; fix: mend memlock" in text
 
 
 async def test_it_looks_again_when_time_has_passed_and_beside_the_event_loop(
@@ -133,7 +133,7 @@ async def test_a_look_that_fails_keeps_what_was_found(node: Any, watched: Watch)
     watch = watched(doctor)
     doctor.next = OSError("no /dev/shm")
     status = await watch.look(actor="ada")
-    assert status.error == "the machine could not be looked at: OSError: no /dev/shm"
+    assert status.error == "the machine could not be checked: OSError: no /dev/shm"
     assert [one.check for one in status.findings] == ["leaked-memory"]
     assert "TROUBLE  the machine could not" in status_page(node.current.status(), width=200)
     doctor.next = [WELL]
@@ -145,7 +145,7 @@ async def test_a_look_that_hangs_is_told_and_not_made_twice(node: Any, watched: 
     watch = watched(doctor, limit_s=0.01)
     doctor.gate.clear()
     for _ in range(2):
-        with pytest.raises(DoctorBusyError, match=r"has not come back for 0\.01s"):
+        with pytest.raises(DoctorBusyError, match=r"has not returned for 0\.01s"):
             await watch.look(actor="ada")
     assert len(doctor.threads) == 1
     assert not watch.status().looking

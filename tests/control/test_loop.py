@@ -100,7 +100,7 @@ async def test_a_target_that_did_not_stay_is_told(node: Any) -> None:
     record = node.journal.ticks[-1]
     (difference,) = record.confirmed.differences
     assert (difference.wanted, difference.found) == (asked, 33)
-    assert "did not stay" in record.sentence
+    assert "did not take effect" in record.sentence
 
 
 async def test_advise_applies_nothing_and_says_what_it_would_do(

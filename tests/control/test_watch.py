@@ -208,7 +208,7 @@ async def test_a_journal_that_was_taken_away_is_an_event(node: Any) -> None:
     node.journal.close()
     found = [event for event in await node.journal.events(20) if event.kind == "journal-lost"]
     assert len(found) == 1
-    assert "was removed or replaced while it was written" in found[0].sentence
+    assert "was removed or replaced while in use" in found[0].sentence
 
 
 async def written(node: Any, count: int) -> None:

@@ -43,7 +43,10 @@ def test_plugins_without_ours_are_refused_before_anything_is_loaded() -> None:
 
 @pytest.mark.parametrize("port", ["http", "", "0", "65536", "-1", "8000.0", "9" * 5000, "٣"])
 def test_a_port_that_is_none_is_refused_by_name(port: str) -> None:
-    with pytest.raises(UserError, match=r"VLLM_PORT: .* is no port; unset it, or set 1 to 65535"):
+    with pytest.raises(
+        UserError,
+        match=r"VLLM_PORT: .* is not a port; unset it, or set 1 to 65535",
+    ):
         set_process_start({"VLLM_PORT": port})
 
 

@@ -216,5 +216,5 @@ async def test_a_server_that_ends_by_itself_is_begun_again(control: Control) -> 
     serving.cancel()
     kind, sentence = await control.reported()
     assert kind is EventKind.CONTROL_SOCKET_BACK
-    assert "is served no more (it ended by itself); it is there again" in sentence
+    assert "is no longer served (it ended unexpectedly); it was created again" in sentence
     assert await control.ask() == 200

@@ -29,7 +29,7 @@ MALFORMED = {
     "a space before the colon": b"GET /v1/models HTTP/1.1\r\nhost : node\r\n\r\n",
     "a target that is no path": b"GET http://[ HTTP/1.1\r\nhost: node\r\n\r\n",
     "a target beyond ASCII": b"GET /\xff\xfe HTTP/1.1\r\nhost: node\r\n\r\n",
-    "a length that is no number": b"POST /v1/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+    "a length that is not a number": b"POST /v1/completions HTTP/1.1\r\ncontent-length: x\r\n\r\n",
     "a negative length": b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
     "two lengths": (
         b"POST /v1/completions HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}"
@@ -40,7 +40,7 @@ MALFORMED = {
     "an unknown coding": (
         b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked, gzip\r\n\r\n"
     ),
-    "a chunk size that is no number": (
+    "a chunk size that is not a number": (
         b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n"
     ),
     "a chunk longer than it says": (

@@ -128,7 +128,7 @@ async def test_a_damaged_file_at_the_start_is_quarantined_and_told(
     assert again.journal.health.dropped == 0
     assert len(list(node.state.glob("journal.sqlite.damaged-*"))) == 1
     (told,) = again.sentences("journal-set-aside")
-    assert "begun anew" in told
+    assert "a new one was created" in told
     again.close_journal()
 
 

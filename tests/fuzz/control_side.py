@@ -172,7 +172,7 @@ def _start(config: NodeConfig) -> None:
 class _Silent:
     def event(self, _: object, sentence: str, **__: object) -> None:
         _printed(sentence)
-        if "mistake in the daemon" in sentence:
+        if "bug in the daemon" in sentence:
             raise Fault(sentence)
 
 
@@ -193,7 +193,7 @@ def _checked(path: Path) -> str | None:
 
 def _rejection(why: str) -> None:
     _printed(why)
-    if "mistake in the daemon" in why or not why:
+    if "bug in the daemon" in why or not why:
         raise Fault(why or "a rejection without a reason")
 
 

@@ -144,7 +144,7 @@ def test_a_socket_path_too_long_is_refused_by_both(files: NodeFiles) -> None:
 
 
 def test_a_port_of_vllms_that_is_none_is_refused_by_both(files: NodeFiles) -> None:
-    both_refuse(files, 'VLLM_PORT: "http" is no port; unset it', VLLM_PORT="http")
+    both_refuse(files, 'VLLM_PORT: "http" is not a port; unset it', VLLM_PORT="http")
 
 
 @pytest.mark.engine

@@ -33,7 +33,7 @@ def test_no_document_breaks_a_node(tmp_path: Path) -> None:
                 files.policy_path.write_bytes(document)
                 answer = control.post("/v1/policy/reload", json={"actor": "fuzz"})
                 assert answer.status_code in (200, 422), (document, answer.text)
-                assert "mistake in the daemon" not in answer.text, document
+                assert "bug in the daemon" not in answer.text, document
                 loaded += answer.status_code == 200
                 for page in PAGES:
                     shown = control.get(page)

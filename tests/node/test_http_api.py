@@ -163,7 +163,7 @@ def answers(edge: ServeProcess) -> dict[str, int]:
         "no object": json.dumps([text]),
         "a prompt of the wrong type": {**call(text, 4), "prompt": {"a": text}},
         "too long": call(text * 2_000, 4),
-        "a limit that is no number": {**call(text, 4), "max_tokens": text},
+        "a limit that is not a number": {**call(text, 4), "max_tokens": text},
         "another model": {**call(text, 4), "model": f"model-of-{MARKER}"},
         "an unknown key": {**call(text, 4), MARKER: text},
         "a grammar that is none": {

@@ -105,7 +105,7 @@ def test_a_node_that_ends_leaves_its_state_folder(tmp_path: Path) -> None:
         pass
     assert (state / "lock").exists()
     with pytest.raises(RuntimeError), state_dir_held(tmp_path / "other"):
-        raise RuntimeError("a mistake of the daemon")
+        raise RuntimeError("a bug in the daemon")
     assert (tmp_path / "other" / "lock").exists()
 
 

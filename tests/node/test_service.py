@@ -109,7 +109,7 @@ def test_a_manager_that_went_away_stops_nobody(
     logging.getLogger("hisparsed").propagate = True
     manager = service_manager({"NOTIFY_SOCKET": str(tmp_path / "gone")}, pid=PID, clock=clock)
     manager.ready("Serving")
-    assert "cannot be told READY=1" in caplog.text
+    assert "cannot be notified of READY=1" in caplog.text
 
 
 def test_ticks_with_new_reports_feed_the_watchdog_four_times_in_its_time(

@@ -245,9 +245,9 @@ LOST = RIGHT.model_copy(update={"chunks": ChunkProof(difference="chunk 7")})
     [
         ({}, "auto", []),
         ({"proofs": (RIGHT,)}, "auto", []),
-        ({"proofs": (SLOW,)}, "auto", ["ours take 1.30 of vLLM's time"]),
+        ({"proofs": (SLOW,)}, "auto", ["hisparsed's kernels take 1.30 of vLLM's time"]),
         ({"proofs": (SLOW,)}, "vllm", []),
-        ({"proofs": (SLOW,)}, "hisparsed", ["ours take 1.30 of vLLM's time"]),
+        ({"proofs": (SLOW,)}, "hisparsed", ["hisparsed's kernels take 1.30 of vLLM's time"]),
         ({"proofs": (LOST,)}, "auto", ["copies of indexer chunks: on GPU 0"]),
         ({"proofs": (LOST,)}, "vllm", ["copies of indexer chunks: on GPU 0"]),
         ({"proofs": (RIGHT,), "kernels_doubt": "the canary"}, "auto", ["the canary"]),

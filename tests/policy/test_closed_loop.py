@@ -433,7 +433,7 @@ def test_every_move_says_what_it_expects_and_is_judged(kit) -> None:
     judged = [
         decision.of(Lever.SPLIT)
         for decision in plant.decisions
-        if "was to bring" in decision.of(Lever.SPLIT).sentence
+        if "was expected to add" in decision.of(Lever.SPLIT).sentence
     ]
     assert len(judged) == len(plant.moves())
     last = plant.decisions[-1].of(Lever.SPLIT).figures

@@ -224,7 +224,7 @@ def test_shrinking_is_remembered_as_the_safe_direction(
 def test_few_free_blocks_without_anybody_waiting_keep_the_lease(kit) -> None:
     held = last(kit, policy(), snapshot_with(kit, 0.01, requests__waiting=0), 60)
     assert held.reason is Reason.IN_DEAD_BAND
-    assert "nobody waits for them" in held.sentence
+    assert "no request waits for them" in held.sentence
 
 
 CURVE = tuple(MissPoint(at, share) for at, share in ((1.0, 0.3), (2.0, 0.15), (4.0, 0.075)))

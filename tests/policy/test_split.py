@@ -266,9 +266,9 @@ def test_fixed_goes_to_the_start_and_stays(kit) -> None:
 def test_sentence_carries_values_and_reason(kit) -> None:
     decision = last(kit, policy(), busy_snapshot(kit, 300), seconds=0)
     assert decision.sentence == (
-        "Lend the offload pool 657 host blocks instead of 300, because 625 are the fewest "
-        "whose reach is the HiSparse reach and a margin of 20%, and 300 fall short; that should "
-        "add 252352 tokens of reach."
+        "Lend the offload pool 657 host blocks instead of 300, because 625 are needed "
+        "for the HiSparse reach and a margin of 20%, and 300 are too few; that should add 252352 "
+        "tokens of reach."
     )
 
 
@@ -467,7 +467,7 @@ def judged(kit, made: Policy, arrives: bool):
         )
         after = kit.change(after, offload__target_blocks=target)
         decision, memory = decide(made, after, memory)
-        if "was to bring" in decision.of(Lever.SPLIT).sentence:
+        if "was expected to add" in decision.of(Lever.SPLIT).sentence:
             return moved, second, decision.of(Lever.SPLIT), memory
     raise AssertionError("the move was never judged")
 
@@ -487,10 +487,10 @@ def test_a_move_is_judged_after_a_window_by_the_reach_it_brought(kit, arrives: b
 
 def test_the_verdict_is_said_once(kit) -> None:
     _, _, after, memory = judged(kit, Policy(version=1), arrives=True)
-    assert "was to bring" in after.sentence
+    assert "was expected to add" in after.sentence
     node = kit.change(kit.idle_snapshot(lent=657), at_s=2_000.0, requests__running=4)
     later, _ = decide(Policy(version=1), node, memory)
-    assert "was to bring" not in later.of(Lever.SPLIT).sentence
+    assert "was expected to add" not in later.of(Lever.SPLIT).sentence
     assert "realised_reach_tokens" in later.of(Lever.SPLIT).figures
 
 

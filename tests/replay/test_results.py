@@ -42,7 +42,7 @@ def test_the_text_names_what_went_wrong() -> None:
     summary = summarise(ReplayResult(calls, 36.0, "time_up", 2, 1, 0, None))
     text = summary.to_text()
     for part in (
-        "Replayed 2 calls in 36.0 s, until its time was up: 200 calls an hour",
+        "Replayed 2 calls in 36.0 s, until its time was up: 200 calls per hour",
         "20 in, 4 out; prefix hits: not reported",
         "p50 2.000 s",
         "Failed: 1 (1 http_400); the first: http_400 why",

@@ -237,8 +237,8 @@ def command(*arguments: str) -> Result:
         (["--load", "0", "--for", "10s"], "--load: 0"),
         (["--load", "nan", "--for", "10s"], "--load: nan"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["--misses", "worse"], "--misses: 'worse' is no factor"),
-        (["--union", "x0"], "--union: 'x0' is no factor"),
+        (["--misses", "worse"], "--misses: 'worse' is not a factor"),
+        (["--union", "x0"], "--union: 'x0' is not a factor"),
     ],
 )
 def test_wrong_options_are_told_before_anything_runs(arguments: list[str], message: str) -> None:

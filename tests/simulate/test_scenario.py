@@ -57,7 +57,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--users", "12"], "--users: 12 at --scale 1/8 is no whole number .* multiple of 8"),
+        (["--users", "12"], "--users: 12 at --scale 1/8 is not a whole number .* multiple of 8"),
         (
             [*OPENHANDS, "--policy", "stock", "--policy", "standard"],
             "--policy standard: --scale: 1/8 .* holds 44224 tokens .* one call has 86080; "

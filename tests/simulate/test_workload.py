@@ -74,7 +74,7 @@ def test_openhands_may_begin_with_a_prompt_of_any_length() -> None:
     assert is_openhands("openhands@1000000")
     assert not is_openhands("openhands.jsonl")
     for wrong in ("openhands@", "openhands@63", "openhands@1M", "openhands@-5"):
-        with pytest.raises(UserError, match="no length of a prompt"):
+        with pytest.raises(UserError, match="not a length of a prompt"):
             openhands_trace(wrong)
 
 

@@ -100,7 +100,7 @@ SAYS = {
     "mode of the document": "split goes back to the mode that the policy document says",
     "set": "hot.free_low goes from 10% to 7% from the next tick, for 10m00s",
     "set until unset": "until it is unset; it survives reloads",
-    "unset": "hot.step goes back to what the policy document says",
+    "unset": "hot.step goes back to the value of the policy document",
     "doctor": "The node looks at what can change while it runs",
 }
 EVERY = pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def _came_of_it(whole: Document) -> list[Line]:
         differences = items(confirmation, "differences")
         lines += [
             line(
-                (f"  did not stay: {one.get('lever')} ", "warn"),
+                (f"  did not take effect: {one.get('lever')} ", "warn"),
                 f"wanted {fmt.setting(one.get('wanted'))}, found {fmt.setting(one.get('found'))}",
             )
             for one in differences

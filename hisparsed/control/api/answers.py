@@ -61,7 +61,7 @@ class TickAfter(_Answer):
 
 
 class TickDocument(_Answer):
-    """One tick whole. Its parts are as the journal has them: those of a tick that another
+    """One tick, complete. Its parts are as the journal has them: those of a tick that another
     version of the daemon wrote are as that version wrote them."""
 
     sequence: int

@@ -95,7 +95,7 @@ class ControlApi:
             Endpoint(
                 "/healthz",
                 self.healthz,
-                summary="Whether the daemon works.",
+                summary="Whether the daemon is alive.",
                 answer=Liveness,
                 errors=("engine_gone",),
             ),
@@ -110,14 +110,14 @@ class ControlApi:
             Endpoint(
                 "/v1/decisions",
                 self.decisions,
-                summary="Decisions, one a lever and tick.",
+                summary="Decisions, one per lever and tick.",
                 query=_DecisionsQuery,
                 answer=Decisions,
             ),
             Endpoint(
                 "/v1/journal/events",
                 self.journal_events,
-                summary="What happened beside the ticks.",
+                summary="Events: reloads, freezes, starts, failures.",
                 query=_EventsQuery,
                 answer=Events,
             ),

@@ -69,7 +69,7 @@ class EngineApi:
                 "/v1/engine/restart",
                 self.restart,
                 method="POST",
-                summary="Restart the engine; values that wait for a restart come into force.",
+                summary="Restart the engine; values that need a restart take effect.",
                 body=_RestartBody,
                 answer=RestartPlan,
                 changes=True,

@@ -89,7 +89,7 @@ class _LeverBody(_Body):
 
 class _ModeBody(_LeverBody):
     mode: Mode | None
-    """`null` goes back to what the policy document says."""
+    """`null` goes back to the policy document's."""
 
 
 class _SetBody(_Body):
@@ -159,7 +159,7 @@ class PolicyApi:
             self._change(
                 "/v1/policy/reload",
                 self.reload,
-                summary="Read the policy document again; answers when it is checked.",
+                summary="Read the policy document again; the response follows the check.",
                 body=_Body,
                 answer=Reloaded,
                 errors=("policy_rejected",),
@@ -167,7 +167,7 @@ class PolicyApi:
             self._change(
                 "/v1/policy/set",
                 self.set_value,
-                summary="Put a value above document and schedules for a time.",
+                summary="Override a value of document and schedules for a time.",
                 body=_SetBody,
                 answer=ValueSet,
                 errors=("value_refused",),
@@ -175,7 +175,7 @@ class PolicyApi:
             self._change(
                 "/v1/policy/unset",
                 self.unset_value,
-                summary="End what an operator set.",
+                summary="Remove an override.",
                 body=_UnsetBody,
                 errors=("not_set",),
             ),

@@ -161,7 +161,7 @@ class ControlServer:
     """``start`` binds and serves, ``stop`` ends the streams and removes the socket.
 
     ``end_streams`` is called before stopping, since open event streams would hold it up.
-    ``report`` is called when the socket's file is gone and when it is there again.
+    ``report`` is called when the socket's file is gone and when it was created again.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class ControlServer:
                 continue
             why = "was removed"
             if ended:
-                why = f"is served no more ({_end_of(serving)})"
+                why = f"is no longer served ({_end_of(serving)})"
                 for listener in server.servers:
                     listener.close()
             try:
@@ -245,11 +245,11 @@ class ControlServer:
                 self._identity = None  # or one that nobody listens on would pass for ours
                 if not self._lost:
                     self._lost = True
-                    sentence = f"The control socket {why}, and cannot be made anew: {error}"
+                    sentence = f"The control socket {why}, and cannot be created again: {error}"
                     self._report(EventKind.CONTROL_SOCKET_LOST, sentence)
                 continue
             self._lost = False
-            sentence = f"The control socket {self._path} {why}; it is there again."
+            sentence = f"The control socket {self._path} {why}; it was created again."
             self._report(EventKind.CONTROL_SOCKET_BACK, sentence)
 
     def _is_there(self) -> bool:
@@ -280,7 +280,8 @@ class ControlServer:
             listener.close()
             self._unless_serving()
             raise UserError(
-                f"control_socket: {path} cannot be made: {error.strerror or error}; use a folder "
+                f"control_socket: {path} cannot be created: {error.strerror or error}; use a "
+                f"folder "
                 "that this user may write"
             ) from error
         except UserError:
@@ -324,7 +325,7 @@ class ControlServer:
 
 def _end_of(serving: asyncio.Task[None]) -> str:
     error = None if serving.cancelled() else serving.exception()
-    return "it ended by itself" if error is None else f"{type(error).__name__}: {error}"
+    return "it ended unexpectedly" if error is None else f"{type(error).__name__}: {error}"
 
 
 def is_live(path: Path) -> bool:

@@ -84,7 +84,7 @@ class ApiViews:
             Endpoint(
                 "/v1/requests",
                 self.request_table,
-                summary="A line a request, running ones first. No prompt text.",
+                summary="One line per request, running ones first. No prompt text.",
                 answer=RequestTable,
                 errors=("not_ready",),
             ),
@@ -105,7 +105,7 @@ class ApiViews:
             Endpoint(
                 "/v1/decisions/{sequence:serial}",
                 self.tick,
-                summary="One tick whole.",
+                summary="One tick, complete.",
                 query=_TickQuery,
                 answer=TickDocument,
                 errors=("not_found",),

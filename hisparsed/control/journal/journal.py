@@ -120,7 +120,7 @@ class JournalWriter:
             # Removed or replaced under us: what is written into the old file nobody would find.
             self.close()
             self._change(lost=self.health.lost + 1)
-            self._log(f"The journal {self.path} was removed or replaced; it is begun anew.")
+            self._log(f"The journal {self.path} was removed or replaced; a new one was created.")
         if self._store is None:
             self._store = self._open()
             if self._policy:
@@ -154,7 +154,10 @@ class JournalWriter:
         kept = set_aside(self.path, f"{label}-{self._stamp()}")
         self._change(set_aside=self.health.set_aside + 1)
         why = "has another schema" if other else "is damaged"
-        self._log(f"The journal {self.path} {why} ({error}); it is kept as {kept} and begun anew.")
+        self._log(
+            f"The journal {self.path} {why} ({error}); it is kept as {kept} and a new one "
+            f"was created."
+        )
 
     def _failed(self, error: Exception, lost: int) -> None:
         try:
@@ -163,7 +166,7 @@ class JournalWriter:
             self._store = None
         if self.health.error is None:
             self._log(
-                f"The journal {self.path} cannot be written ({error}); the node goes on without "
+                f"The journal {self.path} cannot be written ({error}); the node continues without "
                 f"it and tries again, in {self._retry_s:g}s first."
             )
         if is_damaged(error):

@@ -2,7 +2,7 @@
 
 Any node's recording will do, a simulated one's too. A recording does not react: where the other
 policy would have moved, the next snapshot still shows the node as it was. So the first difference
-is exact and later ones are hints. Reads only.
+is exact and later ones are only hints. Reads only.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Replay:
 
     ticks: int
     unreadable: int
-    """Ticks left out, since their record cannot be read."""
+    """Ticks skipped, since their record cannot be read."""
     runs: int
     begin_unix_s: float
     end_unix_s: float

@@ -36,26 +36,26 @@ from hisparsed.engine.cuda.nvml import SLOW_REASONS, GpuCard
 WATCH_METRICS: tuple[Metric, ...] = (
     Metric(
         "hisparsed_state_kept",
-        "1 while targets and what operators set are written to the state folder, 0 while a restart "
-        "would not know the latest of them.",
+        "1 while targets and overrides are written to the state folder, 0 while a restart would "
+        "lose the latest ones.",
         lambda s: [((), not s.not_kept)],
     ),
     Metric(
         "hisparsed_background_running",
-        "1 while a task beside the ticks goes on, 0 until it begins again.",
+        "1 while a background task runs, 0 until it restarts.",
         lambda s: [((one.name,), one.running) for one in s.background],
         ("task",),
     ),
     Metric(
         "hisparsed_background_failures_total",
-        "Times that a mistake of the daemon ended such a task.",
+        "Background tasks that ended because of a bug in the daemon.",
         lambda s: [((one.name,), one.failures_total) for one in s.background],
         ("task",),
         is_counter=True,
     ),
     Metric(
         "hisparsed_canary_state",
-        "1 for the state of the node's own request whose answer must never change.",
+        "1 for the current state of the canary.",
         canary_state,
         ("state",),
     ),
@@ -67,7 +67,7 @@ WATCH_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_canary_mismatches_total",
-        "Rounds with an answer that was not that of the start; all levers are frozen after one.",
+        "Rounds with a different answer than at start; one freezes all levers.",
         of_canary(lambda c: c.mismatches_total),
         is_counter=True,
     ),
@@ -79,7 +79,7 @@ WATCH_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_canary_left_out_total",
-        "Rounds that were left out because the node had more to do than it could.",
+        "Rounds that were skipped because the node was overloaded.",
         of_canary(lambda c: c.left_out_total),
         is_counter=True,
     ),
@@ -96,7 +96,7 @@ WATCH_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_canary_step_seconds_total",
-        "Its part, by tokens, of the time of the engine's steps.",
+        "Its share, by tokens, of the engine's step time.",
         of_canary(lambda c: c.step_seconds_total),
         is_counter=True,
     ),
@@ -107,25 +107,25 @@ WATCH_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_engine_state",
-        "1 for the state the engine is in.",
+        "1 for the current state of the engine.",
         engine_state,
         ("state",),
     ),
     Metric(
         "hisparsed_engine_deaths_total",
-        "Engines of this daemon that died, hung or stood still.",
+        "Engines of this daemon that died, hung or stalled.",
         of_engine(lambda e: e.died_total),
         is_counter=True,
     ),
     Metric(
         "hisparsed_engine_restarts_total",
-        "Engines of this daemon that served after its first.",
+        "Engine starts of this daemon after the first one.",
         of_engine(lambda e: e.restarts_total),
         is_counter=True,
     ),
     Metric(
         "hisparsed_engine_planned_restarts_total",
-        "Restarts of the engine that somebody asked for.",
+        "Restarts of the engine on request.",
         of_engine(lambda e: e.planned_restarts_total),
         is_counter=True,
     ),
@@ -136,23 +136,25 @@ WATCH_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_hot_kernels",
-        "1 for whose kernels find rows in hot buffers, with the reason; CUDA nodes only.",
+        "1 for the kernels that find rows in hot buffers (hisparsed's or vLLM's), with the reason; "
+        "CUDA nodes only.",
         kernels_used,
         ("kernels", "reason"),
     ),
     Metric(
         "hisparsed_hot_kernels_ratio",
-        "Time of hisparsed's kernels in that of vLLM's, as proved on the slowest GPU.",
+        "Time of hisparsed's kernels / time of vLLM's, as measured on the slowest GPU.",
         of_kernels(lambda k: k.ratio),
     ),
     Metric(
         "hisparsed_offload_copies_trusted",
-        "1 where copies of indexer chunks passed their proof; else nothing is lent.",
+        "1 if copies of indexer chunks passed their check; otherwise nothing is lent.",
         of_kernels(lambda k: k.offload_trusted),
     ),
     Metric(
         "hisparsed_engine_values_quarantined",
-        "1 while values that did not start an engine are quarantined and the last good ones serve.",
+        "1 while values that did not start an engine are quarantined and the last good ones are in "
+        "use.",
         of_engine(lambda e: e.quarantined is not None),
     ),
 )
@@ -193,7 +195,7 @@ def _age(status: Status) -> Iterator[Sample]:
 GPU_METRICS: tuple[Metric, ...] = (
     Metric(
         "hisparsed_gpu_memory_used_bytes",
-        "Memory of the GPU that is taken, by whomever.",
+        "Memory of the GPU in use, by all processes.",
         of_gpus(lambda card: card.memory_used_bytes),
         ("gpu",),
     ),
@@ -205,7 +207,7 @@ GPU_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_gpu_utilization_ratio",
-        "Share of the last moments in which a kernel ran.",
+        "Share of the last sample period in which a kernel ran.",
         of_gpus(lambda card: card.utilization),
         ("gpu",),
     ),
@@ -217,7 +219,7 @@ GPU_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_gpu_slowed",
-        "1 while the GPU's clocks are held down for that reason.",
+        "1 while the GPU's clocks are reduced for that reason.",
         _slowed,
         ("gpu", "reason"),
     ),
@@ -229,7 +231,7 @@ GPU_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_gpu_reading_age_seconds",
-        "Age of the figures of GPUs; it grows while NVML does not answer.",
+        "Age of the GPU readings; it grows while NVML does not answer.",
         _age,
     ),
     Metric(
@@ -246,11 +248,11 @@ METRICS: tuple[Metric, ...] = (
     *GPU_METRICS,
     Metric(
         "hisparsed_node_info",
-        "The node: always 1, what it is in the labels.",
+        "The node: always 1, with its description in the labels.",
         lambda s: [((s.node.kind, s.node.model, s.node.version), 1)],
         ("kind", "model", "version"),
     ),
-    Metric("hisparsed_lifecycle", "1 for the state the daemon is in.", lifecycle, ("state",)),
+    Metric("hisparsed_lifecycle", "1 for the current state of the daemon.", lifecycle, ("state",)),
     Metric(
         "hisparsed_host_budget_bytes",
         "Host memory of both pools together.",
@@ -263,13 +265,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_pool_target_bytes",
-        "What the pool should own.",
+        "Target size of the pool.",
         of_pools(lambda p: p.target_bytes),
         ("pool",),
     ),
     Metric(
         "hisparsed_pool_capacity_bytes",
-        "What the pool owns now; for the offload pool that is what it is lent.",
+        "Current size of the pool; for the offload pool, the blocks lent to it.",
         of_pools(lambda p: p.capacity_bytes),
         ("pool",),
     ),
@@ -299,45 +301,45 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_pool_ghost_tokens_total",
-        "Prefix tokens that the pool would have served with 1 % of the host budget more, where "
-        "the other pool held its part.",
+        "Prefix tokens that the pool would have served with 1 % more of the host budget, where the "
+        "other pool held its part.",
         ghost_tokens,
         ("pool",),
         is_counter=True,
     ),
     Metric(
         "hisparsed_lent_blocks",
-        "Host blocks that the offload pool is lent.",
+        "Host blocks lent to the offload pool.",
         seen(lambda o: o.offload.lent_blocks),
     ),
     Metric(
         "hisparsed_pending_bytes",
-        "Promised to the offload pool, not yet taken.",
+        "Assigned to the offload pool, not yet moved.",
         derived(lambda d: d.pools.pending_bytes),
     ),
     Metric(
         "hisparsed_draining_bytes",
-        "Recalled from the offload pool, still busy.",
+        "Recalled from the offload pool, still in use.",
         derived(lambda d: d.pools.draining_bytes),
     ),
     Metric(
         "hisparsed_reserve_bytes",
-        "Host memory that is lent to nobody.",
+        "Host memory in reserve, in neither pool.",
         derived(lambda d: d.pools.reserve_bytes),
     ),
     Metric(
         "hisparsed_reserve_target_bytes",
-        "Host memory that should be lent to nobody.",
+        "Target size of the reserve.",
         derived(lambda d: d.pools.reserve_target_bytes),
     ),
     Metric(
         "hisparsed_released_bytes",
-        "Memory of the reserve that the operating system has back.",
+        "Memory of the reserve that was returned to the operating system.",
         seen(lambda o: o.reserve.released_bytes),
     ),
     Metric(
         "hisparsed_given_back_blocks_total",
-        "Host blocks that came back at once because nothing ran for want of them.",
+        "Host blocks that were returned at once because no request could run without them.",
         seen(lambda o: o.ledger.given_back_blocks_total),
         is_counter=True,
     ),
@@ -349,32 +351,32 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_live_set_tokens",
-        "Tokens of all sessions that are likely to come back.",
+        "Tokens of all sessions that are likely to return.",
         seen(lambda o: o.sessions.live_set_tokens),
     ),
     Metric(
         "hisparsed_live_sessions",
-        "Sessions that are likely to come back.",
+        "Sessions that are likely to return.",
         seen(lambda o: o.sessions.live_sessions),
     ),
     Metric(
         "hisparsed_coverage_ratio",
-        "Smaller reach / idle live set; missing while nothing idle is live.",
+        "Smaller reach / idle live set; missing while no idle session is live.",
         derived(lambda d: d.coverage),
     ),
     Metric(
         "hisparsed_multiplier_ratio",
-        "Hot rows of the next lease / top-k, with drafts as without.",
+        "Hot rows of the next lease / top-k, with or without drafts.",
         seen(lambda o: o.hot.multiplier),
     ),
     Metric(
         "hisparsed_lease_blocks",
-        "GPU blocks of one hot group that the next lease takes.",
+        "GPU blocks per hot group of the next lease.",
         seen(lambda o: o.hot.lease_blocks),
     ),
     Metric(
         "hisparsed_leased_blocks",
-        "GPU blocks leased as hot buffers now, over all groups.",
+        "GPU blocks leased as hot buffers, over all groups.",
         seen(lambda o: o.hot.leased_blocks),
     ),
     Metric(
@@ -384,7 +386,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_individual_leases",
-        "Running requests whose hot buffer is not the multiplier's: shared by their miss curves.",
+        "Running requests whose hot buffer size follows their own miss curve, not the multiplier.",
         seen(lambda o: o.hot.individual_leases),
     ),
     Metric(
@@ -404,7 +406,8 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_gpu_head_need_blocks",
-        "GPU blocks that the head of the waiting queue was last refused for; missing if none.",
+        "GPU blocks that the head of the waiting queue needed when it was last refused; missing if "
+        "none.",
         seen(lambda o: o.gpu.head_need_blocks),
     ),
     Metric(
@@ -417,17 +420,17 @@ METRICS: tuple[Metric, ...] = (
     Metric("hisparsed_waiting_requests", "Waiting requests.", seen(lambda o: o.requests.waiting)),
     Metric(
         "hisparsed_held_back_requests",
-        "Requests that an admission limit, not memory, keeps waiting.",
+        "Requests that wait for an admission limit, not for memory.",
         seen(lambda o: o.requests.held_back),
     ),
     Metric(
         "hisparsed_oldest_wait_seconds",
-        "How long the call that has waited longest has; missing while none waits.",
+        "Wait of the call that has waited longest; missing while none waits.",
         seen(lambda o: o.requests.oldest_wait_s),
     ),
     Metric(
         "hisparsed_stalls_total",
-        "Times that nothing ran though calls waited and memory was free.",
+        "Stalls: no call ran although calls waited and memory was free.",
         seen(lambda o: o.requests.stalls_total),
         is_counter=True,
     ),
@@ -439,7 +442,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_stalls_given_up_total",
-        "Calls that were failed because nothing else ended a stall.",
+        "Calls that were failed to end a stall.",
         seen(lambda o: o.requests.stalls_given_up_total),
         is_counter=True,
     ),
@@ -477,13 +480,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_prefix_hit_tokens_total",
-        "Prompt tokens found on the GPU or brought back from the host pools.",
+        "Prompt tokens found on the GPU or loaded from the host pools.",
         seen(lambda o: o.prefix.hit_tokens_total),
         is_counter=True,
     ),
     Metric(
         "hisparsed_admission_order",
-        "1 for the order that waiting calls start in.",
+        "1 for the order in which waiting calls start.",
         order,
         ("order",),
     ),
@@ -497,7 +500,7 @@ METRICS: tuple[Metric, ...] = (
         "Transition watermark in GPU blocks.",
         seen(lambda o: o.watermark.blocks),
     ),
-    Metric("hisparsed_lever_mode", "1 for the mode in force.", modes, ("lever", "mode")),
+    Metric("hisparsed_lever_mode", "1 for the mode in effect.", modes, ("lever", "mode")),
     Metric(
         "hisparsed_lever_frozen",
         "1 while an operator has frozen the lever.",
@@ -512,7 +515,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_policy_generation",
-        "Rises by one with every policy that replaced another.",
+        "Generation of the policy; increases by one with every new policy.",
         lambda s: [((), s.policy.generation)],
     ),
     Metric(
@@ -529,12 +532,12 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_policy_rejected",
-        "1 while the policy document that was read last is not the one in force: it has mistakes.",
+        "1 while the policy document that was read last is invalid and not in effect.",
         lambda s: [((), s.policy.last_error is not None)],
     ),
     Metric(
         "hisparsed_policy_overrides",
-        "Values that operators set above the policy document.",
+        "Values of the policy document that operators override.",
         lambda s: [((), len(s.policy.overrides))],
     ),
     Metric(
@@ -545,12 +548,12 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_pending_restart_settings",
-        "Values of policy and node document that only a restart puts in force.",
+        "Values of policy and node document that take effect at a restart.",
         lambda s: [((), len(s.policy.pending_restart))],
     ),
     Metric(
         "hisparsed_report_age_seconds",
-        "Since the engine last reported.",
+        "Time since the last report of the engine.",
         seen(lambda o: o.report_age_s),
     ),
     Metric(
@@ -560,7 +563,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_step_cpu_seconds",
-        "CPU time of the engine thread a step, the model apart, over the last minute.",
+        "CPU time of the engine thread per step, without the model, over the last minute.",
         step_cpu,
         ("quantile",),
     ),
@@ -571,7 +574,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_report_failures_total",
-        "Reports that the engine did not give.",
+        "Reports of the engine that failed.",
         lambda s: [((), s.loop.failed_reports)],
         is_counter=True,
     ),
@@ -583,13 +586,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_failed_ticks_total",
-        "Ticks that a mistake of the daemon ended early.",
+        "Ticks that ended early because of a bug in the daemon.",
         lambda s: [((), s.loop.failed_ticks)],
         is_counter=True,
     ),
     Metric(
         "hisparsed_late_ticks_total",
-        "Ticks left out because an earlier one took too long.",
+        "Ticks skipped because an earlier one took too long.",
         lambda s: [((), s.loop.late_ticks)],
         is_counter=True,
     ),
@@ -606,7 +609,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "hisparsed_journal_dropped_records_total",
-        "Journal records that are in no file.",
+        "Journal records that were not written.",
         lambda s: [((), s.journal.dropped)],
         is_counter=True,
     ),

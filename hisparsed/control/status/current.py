@@ -79,7 +79,9 @@ class TickOutcome:
     reported_at_s: float
     tick_s: float
     stalled: str | None = None
-    """That calls stand still though memory is free, with the figures; ``None`` when they move."""
+    """That calls make no progress although memory is free, with the figures; ``None`` when they
+    move.
+    """
 
 
 OnTick = Callable[[TickOutcome], None]
@@ -195,7 +197,7 @@ class CurrentStatus:
             return self._last.stalled
         canary = self._sources.canary()
         if canary is not None and canary.not_ready:
-            return f"the canary answered otherwise: {canary.sentence}"
+            return f"the canary gave a different answer: {canary.sentence}"
         return None
 
     def pending_restart(self) -> list[PendingRestart]:

@@ -74,7 +74,7 @@ class EngineState(StrEnum):
     FAILED = "failed"
     """Given up; the daemon ends."""
     STOPPED = "stopped"
-    """Told to stop; what is left of the engine is being taken down."""
+    """Told to stop; what is left of the engine is being stopped."""
 
 
 class _EnginePart(BaseModel):
@@ -197,12 +197,12 @@ class LoopStatus(_Part):
     """Time between two ticks, as the policy sets it."""
     last_tick_s: float
     late_ticks: int
-    """Ticks left out because an earlier one took too long."""
+    """Ticks skipped because an earlier one took too long."""
     failed_applies: int
     failed_ticks: int
-    """Ticks that a mistake of the daemon ended early."""
+    """Ticks that ended early because of a bug in the daemon."""
     failed_reports: int = 0
-    """Reports that the engine did not give."""
+    """Reports of the engine that failed."""
 
 
 class JournalStatus(_Part):
@@ -307,7 +307,9 @@ class Status(_Part):
     events: list[EventView]
     """The latest few, newest first."""
     stalled: str | None = None
-    """That calls stand still though memory is free, with the figures; ``None`` when they move."""
+    """That calls make no progress although memory is free, with the figures; ``None`` when they
+    move.
+    """
     canary: CanaryStatus | None = None
     """``None`` until there is an engine to ask."""
     doctor: DoctorStatus | None = None

@@ -228,7 +228,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 _REPLAY_WIDTH = 80
 _CAVEAT = (
     "The recording does not react to the other policy: the first difference of a lever is exact, "
-    "later ones are hints."
+    "later ones are only hints."
 )
 
 
@@ -242,7 +242,7 @@ def _replay_lines(replay: Replay) -> Iterator[str]:
     runs = "1 run" if replay.runs == 1 else f"{replay.runs} runs"
     yield f"{replay.ticks:,} ticks of {runs} over {span}, from {clock_text(replay.begin_unix_s)}"
     if replay.unreadable:
-        yield f"{replay.unreadable:,} ticks could not be read and are left out"
+        yield f"{replay.unreadable:,} ticks could not be read and are skipped"
     if not replay.parted:
         yield "Both policies decide the same in every tick."
         return

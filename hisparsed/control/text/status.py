@@ -232,7 +232,11 @@ def _cells(share: float, cells: int) -> int:
 
 
 def _hot(hot: HotBuffers, sampled: SampledRows | None) -> str:
-    own = f", {hot.individual_leases} of them by their own misses" if hot.individual_leases else ""
+    own = (
+        f", {hot.individual_leases} of them by their own miss curves"
+        if hot.individual_leases
+        else ""
+    )
     leases = (
         f"{counted(hot.leased_blocks, 'block')} leased by {counted(hot.leased_requests, 'request')}"
     )
@@ -330,7 +334,7 @@ def _doctor(doctor: DoctorStatus, now_s: float) -> Iterator[str]:
     if doctor.error is not None:
         yield f"  TROUBLE  {doctor.error}"
     for one in doctor.findings:
-        fix = f"; what helps: {one.fix}" if one.fix else ""
+        fix = f"; fix: {one.fix}" if one.fix else ""
         yield f"  {one.severity.upper():8} {one.check}: {one.what}{fix}"
 
 
@@ -369,13 +373,13 @@ def _canary_lines(status: CanaryStatus) -> Iterator[str]:
         f"{status.step_seconds_total:.2f}s of steps"
     )
     if status.not_ready:
-        yield "ready      no: routers are told to stay away"
+        yield "ready      no: /readyz answers 503"
     if status.evidence is not None:
         yield f"evidence   {status.evidence}"
 
 
 def _canary_run(run: CanaryRun) -> str:
-    source = "computed anew" if run.recomputed else f"{run.prefix_hit_tokens} tokens held"
+    source = "computed again" if run.recomputed else f"{run.prefix_hit_tokens} tokens held"
     equal = "near tie" if run.near_tie else "equal" if run.equal else "DIFFERENT"
     return (
         f"{equal}, {source}; decode steps {run.steps_full} full, "

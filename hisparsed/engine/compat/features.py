@@ -39,10 +39,10 @@ FEATURES = (
     Feature(
         "admission order and limits",
         "0.30",
-        "on 0.30 a lower limit comes in force as running calls end",
+        "on 0.30 a lower limit takes effect as running calls end",
     ),
     Feature(
-        "calls that wait for each other's blocks are started anew",
+        "calls that wait for each other's blocks are restarted",
         "0.30",
         "0.31 has a queue for such calls; on 0.30 they are found by the blocks that they hold",
     ),
@@ -54,7 +54,7 @@ FEATURES = (
     Feature("residency of requests, canaries", "0.30"),
     Feature("reference and simulated nodes", "0.30"),
     Feature(
-        "our own kernels (`cuda.kernels: hisparsed`)",
+        "hisparsed's kernels (`cuda.kernels: hisparsed`)",
         "0.31",
         "0.30 resolves the rows of a request one after the other and marks no padding rows",
         key="cuda.kernels",
@@ -63,8 +63,8 @@ FEATURES = (
     Feature(
         "prefixes handed from node to node",
         "0.32",
-        "before, vLLM has no source of prefix hits beside its own and asks no connector for the "
-        "cache groups that it loads",
+        "before, vLLM has only its own source of prefix hits, and asks no connector for the cache "
+        "groups that it loads",
         key="disaggregation",
         asked=lambda config: config.disaggregation is not None,
     ),

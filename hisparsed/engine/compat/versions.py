@@ -16,7 +16,7 @@ TESTED = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
 """Oldest first. Each has a snapshot, and the contract tests hold the table against it."""
 OVERRIDE_ENV = "HISPARSED_ALLOW_UNTESTED_VLLM"
 OVERRIDE_HINT = (
-    "To start it all the same: hisparsed serve --allow-untested-vllm, or allow_untested_vllm: true "
+    "To start it anyway: hisparsed serve --allow-untested-vllm, or allow_untested_vllm: true "
     f"in hisparsed.yaml, or {OVERRIDE_ENV}=1"
 )
 WHY_TESTED = (

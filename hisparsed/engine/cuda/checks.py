@@ -36,7 +36,7 @@ SHARED_MEMORY_BYTES = {
 }
 """By compute capability: the most that one block of threads may have."""
 
-_OWN = "the CUDA node sets it itself; leave it out"
+_OWN = "the CUDA node sets it itself; remove it"
 CUDA_ARGS = {
     **{
         name: f"set cuda.{name}"
@@ -67,11 +67,12 @@ SIDE_CHANNEL = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "host", "VLLM_NIXL_SIDE_CHANNEL_P
 _FULL = ("FULL", "2")
 """vLLM takes the name of a graph mode, or its number."""
 _ONE_ONLY = {
-    "pipeline_parallel_size": "HiSparse knows no pipelines; set cuda.tensor_parallel_size",
-    "decode_context_parallel_size": "HiSparse does not split a context; leave it out",
-    "prefill_context_parallel_size": "HiSparse does not split a context; leave it out",
+    "pipeline_parallel_size": "HiSparse does not support pipeline parallelism; set "
+    "cuda.tensor_parallel_size",
+    "decode_context_parallel_size": "HiSparse does not support context parallelism; remove it",
+    "prefill_context_parallel_size": "HiSparse does not support context parallelism; remove it",
     "data_parallel_size": "one daemon runs one engine; run a node for each replica",
-    "nnodes": "the ranks share one host pool, so all are on one machine; leave it out",
+    "nnodes": "the ranks share one host pool, so all are on one machine; remove it",
 }
 _WHOLE_STEPS = {"enable_dbo": (None, False), "ubatch_size": (None, 0, 1)}
 """Arguments with which vLLM computes a step as several batches at once, and where it does not."""
@@ -121,14 +122,14 @@ def argument_problems(config: NodeConfig) -> Iterator[str]:
                 "would share; leave it out, or set cuda.kernels: vllm"
             )
         elif name in _ALWAYS_ON and value not in (None, True):
-            yield f"engine_args.{name}: {value!r} cannot be, {_ALWAYS_ON[name]}; leave it out"
+            yield f"engine_args.{name}: {value!r} cannot be, {_ALWAYS_ON[name]}; remove it"
     if mapping_argument(arguments.get("attention_config")).get("hisparse_config") is not None:
         yield "engine_args.attention_config.hisparse_config: set cuda.hot_rows"
     mode = mapping_argument(arguments.get("compilation_config")).get("cudagraph_mode")
     if str(mode).rpartition(".")[2].upper() in _FULL:
         yield (
             "engine_args.compilation_config.cudagraph_mode: HiSparse does not run under FULL; "
-            "write FULL_AND_PIECEWISE, which records decode steps whole, or leave it out"
+            "write FULL_AND_PIECEWISE, which records decode steps whole, or remove it"
         )
 
 
@@ -169,7 +170,7 @@ def model_problems(config: NodeConfig, model: ModelFacts, max_multiplier: float)
     if cuda.hot_scratch and cuda.kernels == "vllm":
         yield (
             "cuda.hot_scratch: vLLM's kernels read through no scratch; set cuda.kernels: "
-            "hisparsed or auto, or leave it out"
+            "hisparsed or auto, or remove it"
         )
     if model.index_topk is None:
         yield (
@@ -186,7 +187,7 @@ def model_problems(config: NodeConfig, model: ModelFacts, max_multiplier: float)
         yield f"model: vLLM's HiSparse does not know {model.model_type}; use another model"
     if cuda.speculative_tokens and not model.draft_layers:
         yield (
-            f"cuda.speculative_tokens: {config.model} comes without an MTP layer "
+            f"cuda.speculative_tokens: {config.model} has no MTP layer "
             "(num_nextn_predict_layers); set it to 0"
         )
     longest = model.max_positions
@@ -228,7 +229,7 @@ def machine_problems(config: NodeConfig, machine: MachineFacts) -> Iterator[str]
     ranks, budget = config.cuda.tensor_parallel_size, config.host_budget
     if len(machine.gpus) < ranks:
         yield (
-            f"cuda.tensor_parallel_size: {ranks} GPUs are wanted and {len(machine.gpus)} can be "
+            f"cuda.tensor_parallel_size: {ranks} GPUs are requested and {len(machine.gpus)} can be "
             "used; check nvidia-smi and CUDA_VISIBLE_DEVICES, or lower it"
         )
     most = largest_pool(machine.available_bytes)

@@ -116,7 +116,7 @@ def _raise(problems: Iterable[str]) -> None:
 def model_facts(config: NodeConfig) -> ModelFacts | None:
     """Facts of the model; ``None`` where only vLLM can look it up. Raises ``UserError``."""
     if config.model is None:
-        raise UserError("model: a cuda node has no model of its own; name a folder or a model")
+        raise UserError("model: a cuda node has no default model; name a folder or a model")
     if config.model == model_config.TINY_MODEL:
         return facts_of(model_config.tiny_config())
     return read_model(config.model)

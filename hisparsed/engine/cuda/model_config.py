@@ -74,7 +74,7 @@ def read_model(model: str) -> ModelFacts | None:
     if not folder.is_dir():
         if folder.is_absolute() or model.startswith("."):
             raise UserError(
-                f"model: {model} is no folder; name one with a config.json, or a name that vLLM "
+                f"model: {model} is not a folder; name one with a config.json, or a name that vLLM "
                 "can download"
             )
         return None

@@ -252,7 +252,7 @@ class GpuReader:
             return
         self._reported.add((index, what))
         where = "NVML" if index is None else f"GPU {index}"
-        self._on_unreadable(f"{where}: {what}: {error}; it is not said again.")
+        self._on_unreadable(f"{where}: {what}: {error}; it is logged once.")
 
 
 def link_bytes_per_s(generation: int | None, lanes: int | None) -> float | None:

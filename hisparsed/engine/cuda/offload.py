@@ -76,7 +76,7 @@ def hisparse_worker() -> Any:
                 )
             return worker
     raise RuntimeError(
-        "offload pool: lent blocks are HiSparse's, but no HiSparseConnector is configured beside "
+        "offload pool: lent blocks are HiSparse's, but no HiSparseConnector is configured next to "
         "the OffloadingConnector"
     )
 
@@ -242,8 +242,8 @@ class CudaOffloadingSpec(LentOffloadingSpec):
         super().__init__(config)
         if self.extra_config.get("canonical_layout"):
             raise ValueError(
-                "kv_connector_extra_config.canonical_layout: lent blocks have a layout of their "
-                "own; leave it out"
+                "kv_connector_extra_config.canonical_layout: lent blocks have their own layout; "
+                "remove it"
             )
         # vLLM would keep stores from all ranks but the first, also where each has its own pool.
         self.replicated_layout = False

@@ -20,7 +20,7 @@ SERVED_MODEL_NAME = "hisparsed-reference"
 """What clients ask the reference node for."""
 
 
-_OWN_MODEL = "the reference node makes its own model; leave it out"
+_OWN_MODEL = "the reference node makes its own model; remove it"
 REFERENCE_ARGS = {
     "max_model_len": "set reference.max_model_len",
     "block_size": "set reference.block_size",
@@ -31,11 +31,11 @@ REFERENCE_ARGS = {
     "served_model_name": _OWN_MODEL,
     "load_format": _OWN_MODEL,
     "dtype": _OWN_MODEL,
-    "enable_prefix_caching": "the reference node needs it on; leave it out",
-    "enable_chunked_prefill": "the reference node needs it on; leave it out",
-    "distributed_executor_backend": "the reference node has its own executor; leave it out",
-    "enforce_eager": "the reference node captures no graphs; leave it out",
-    "additional_config": "the reference node uses it itself; leave it out",
+    "enable_prefix_caching": "the reference node needs it on; remove it",
+    "enable_chunked_prefill": "the reference node needs it on; remove it",
+    "distributed_executor_backend": "the reference node has its own executor; remove it",
+    "enforce_eager": "the reference node captures no graphs; remove it",
+    "additional_config": "the reference node uses it itself; remove it",
 }
 """Engine arguments that the reference node sets, each with what to do instead."""
 

@@ -39,6 +39,6 @@ class ReferenceLLM(LimitedLLM):
         name = unsupported(sampling_params)
         if name is not None:
             raise VLLMValidationError(
-                f"{name} is not supported by the reference node; leave it out", parameter=name
+                f"{name} is not supported by the reference node; remove it", parameter=name
             )
         return super().generate(prompt, sampling_params, request_id, **named)

@@ -113,7 +113,10 @@ class KernelKeeper:
         except UserError:
             raise
         except Exception as error:
-            log.exception("The proof of kernels and copies failed; nothing of ours is trusted.")
+            log.exception(
+                "The check of kernels and copies failed; hisparsed's kernels and copies "
+                "are not used."
+            )
             why = f"the proof failed in the daemon: {type(error).__name__}: {error}"
             verdict = HotVerdict(KernelReason.UNPROVED, why)
             auto = values.config.cuda.kernels == "auto"
@@ -133,7 +136,7 @@ class KernelKeeper:
         """To be called after ticks: a canary's mismatch ends the trust in our kernels."""
         canary = self._canary()
         if canary is not None and canary.state is CanaryState.MISMATCH:
-            self._doubt(f"the canary answered otherwise with them: {canary.sentence}")
+            self._doubt(f"the canary gave a different answer with them: {canary.sentence}")
 
     def engine_ended(self, lines: Iterable[LogLine]) -> None:
         """An engine died or did not start; ``lines`` are the latest of the log."""
@@ -145,15 +148,14 @@ class KernelKeeper:
         status = self._status
         if status is None or status.reason is not KernelReason.PROVED:
             return
-        self._kept.put_doubt(f"ours are not trusted any more, {why}", self._wall_clock())
+        self._kept.put_doubt(f"hisparsed's kernels are no longer used, {why}", self._wall_clock())
         self._status = status.model_copy(
             update={
                 "reason": KernelReason.DISTRUSTED,
-                "sentence": f"{status.sentence}; not trusted any more, {why}",
+                "sentence": f"{status.sentence}; no longer used, {why}",
             }
         )
         self._recorder.event(
             EventKind.KERNELS_FELL_BACK,
-            f"hisparsed's kernels are not trusted any more, {why}. The next engine is started with "
-            "vLLM's.",
+            f"hisparsed's kernels are no longer used, {why}. The next engine starts with vLLM's.",
         )

@@ -106,10 +106,10 @@ class EngineLifecycle:
         elif state.phase is EngineState.STARTING:
             took_s = now_s - state.since_s
             left_s = max(1.0, start_s - took_s, _OVERDUE * took_s)
-        does = "is being restarted"
+        does = "is restarting"
         if state.phase is EngineState.STARTING and not state.served:
             does = "is starting"
-        words = f"this node's engine {does}; retry in a while, or elsewhere"
+        words = f"this node's engine {does}; retry later, or elsewhere"
         longer = 1 + _JITTER * random.random()
         retry_s = math.ceil(min(_LONGEST_RETRY_S, left_s) * longer)
         return Refusal(503, "engine_unavailable", words, retry_s)
@@ -160,8 +160,8 @@ class EngineLifecycle:
                 tries = f"{len(state.ends_s)} of {self.limits.most_restarts} restarts used"
                 return f"no engine{after}; the next try comes in {left} ({tries})"
             case EngineState.RESTARTING:
-                return f"the engine is being taken down{after}"
+                return f"the engine is being stopped{after}"
             case EngineState.FAILED:
-                return f"the engine is given up{after}; the daemon ends"
+                return f"the engine was given up{after}; the daemon ends"
             case EngineState.STOPPED:
                 return "the daemon stops"

@@ -250,7 +250,7 @@ def exit_text(code: int | None, *, killed: bool = False) -> str:
     except ValueError:
         name = f"signal {-code}"
     if -code == signal.SIGTERM:
-        return "ended when it was told to"
+        return "ended when asked to"
     if -code != signal.SIGKILL:
         return f"was killed by {name}"
     if killed:

@@ -69,7 +69,9 @@ class EngineRecord:
         try:
             return values_from(self._document.good, daemon)
         except ValueError as error:
-            log.warning("%s: its last good values are not of this version: %s", self.path, error)
+            log.warning(
+                "%s: its last good values are not valid in this version: %s", self.path, error
+            )
             return None
 
     @property
@@ -114,7 +116,7 @@ class EngineRecord:
             write_state_file(self.path, document.model_dump_json(indent=2).encode())
         except OSError as error:
             log.warning(
-                "%s cannot be written: %s; a restart of the daemon will not know it.",
+                "%s cannot be written: %s; a restart of the daemon will lose it.",
                 self.path,
                 error.strerror or error,
             )
@@ -190,7 +192,9 @@ class RestartFile:
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
-            log.warning("%s cannot be read (%s); restarts begin to count anew.", self.path, error)
+            log.warning(
+                "%s cannot be read (%s); the count of restarts begins at 0.", self.path, error
+            )
             return []
         times = kept if isinstance(kept, list) else []
         return [float(one) for one in times if isinstance(one, int | float) and one >= unix_s]

@@ -32,7 +32,7 @@ def plan_sentence(
     else:
         first = f"The {calls} calls that are open are cut off with 503, and new ones get it too."
     took = f" The last start took {last_start_s:.0f}s." if last_start_s is not None else ""
-    new = f"with {pending_text(changes)}" if changes else "with the values that it runs with now"
+    new = f"with {pending_text(changes)}" if changes else "with its present values"
     rest = f" Only a restart of the daemon changes {keys_text(left)}." if left else ""
     return f"{first} Then the engine stops and starts {new}.{took} Cached prefixes are lost.{rest}"
 
@@ -72,7 +72,7 @@ class EngineReporter:
         if state.phase is EngineState.FAILED:
             then = self._given_up(state)
         else:
-            then = "It is taken down and started anew; calls get 503 meanwhile."
+            then = "It is stopped and restarted; calls get 503 meanwhile."
         self._event(EventKind.ENGINE_DIED, f"The engine {what}: {event.why}. {then}")
 
     def cleared(self, end: EngineEnd, wait_s: float | None) -> None:

@@ -149,4 +149,4 @@ def _end_of(ticking: asyncio.Task[None]) -> Died:
         return Died(str(error))
     if error is not None:
         raise error
-    raise RuntimeError("the control loop ended by itself")
+    raise RuntimeError("the control loop ended unexpectedly")

@@ -206,7 +206,7 @@ class Supervisor:
         waits = state.phase is EngineState.RESTARTING and state.next_try_s is not None
         if state.stopping or not (state.phase is EngineState.SERVING or waits):
             raise EngineBusyError(
-                f"no restart can begin now: {lifecycle.status().sentence}; look at "
+                f"a restart cannot begin now: {lifecycle.status().sentence}; look at "
                 "`hisparsed status` and try again"
             )
         read = self._read_values()
@@ -265,7 +265,7 @@ class Supervisor:
             async with self._node.manager.busy("Starting the engine", at_most_s=limit_s):
                 session = await self._start_session(values, self._starts, self._abort)
         except StoppedWhileStarting:
-            return supervision.StartFailed("told to stop while starting")
+            return supervision.StartFailed("stopped while starting")
         except Exception as error:
             if self.ever_served:
                 log.debug("The engine did not start.", exc_info=True)

@@ -142,7 +142,7 @@ def values_from(document: dict[str, Any], daemon: NodeConfig) -> EngineValues:
     if not isinstance(config, dict) or not isinstance(max_multiplier, int | float):
         raise ValueError("config or max_multiplier is missing")
     if not isinstance(proved, int | float | None):
-        raise ValueError("proved_multiplier is no number")
+        raise ValueError("proved_multiplier is not a number")
     node = {"node": daemon.node} | config
     values = EngineValues(
         NodeConfig.model_validate(node),

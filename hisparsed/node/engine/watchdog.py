@@ -88,7 +88,7 @@ class StallWatchdog:
             return
         self._told = True
         health = outcome.policy.health
-        restart, what = False, "The node answers not ready until they move."
+        restart, what = False, "The node answers not ready until they make progress."
         if health.on_stall == "restart":
             restart, what = self._may_restart(health.most_restarts)
         self._recorder.event(
@@ -107,8 +107,8 @@ class StallWatchdog:
                 self._restarts.save(before)
         if len(before) >= most:
             return False, (
-                f"The engine was restarted for that {len(before)} times within an hour, which is "
-                "all that health.most_restarts allows, so it stays up and the node answers not "
+                f"The engine was restarted for this {len(before)} times within an hour, the "
+                f"maximum of health.most_restarts, so it stays up and the node answers not "
                 "ready."
             )
         try:

@@ -96,7 +96,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
         if not message.get("more_body"):
             break
     form = form_of(scope["path"])
-    text = "this node asks for an API key; send it as a bearer token"
+    text = "this node requires an API key; send it as a bearer token"
     if form is ErrorForm.ANTHROPIC:
         text += " or as x-api-key"
     body = Refusal(401, "unauthorized", text).error(form)

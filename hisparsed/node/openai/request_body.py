@@ -68,7 +68,7 @@ def lone_surrogate(body: bytes) -> str | None:
         place = str(strict).rpartition(" at ")[2]
         return (
             f"the body has half of a character (a lone surrogate) at {place}; send both halves of "
-            "the pair, or leave the character out"
+            "the pair, or remove the character"
         )
     return None
 

@@ -196,13 +196,13 @@ class AdmissionCollector(Collector):
         yield ended
         yield GaugeMetricFamily(
             "hisparsed_held_requests",
-            "Requests that a limit of the policy keeps out of the engine now.",
+            "Requests that a limit of the policy holds back now.",
             self._admission.sessions.held + self._context.waiting,
         )
         yield CounterMetricFamily(
             "hisparsed_requests_held",
-            "Requests that were ever held back: of new sessions, or longer than "
-            "`admission.max_context` while another such one ran.",
+            "Requests that were held back: of new sessions, or longer than `admission.max_context` "
+            "while another such request ran.",
             self._admission.sessions.held_total + self._context.held_total,
         )
 
@@ -216,7 +216,7 @@ class ConnectionCollector(Collector):
     def collect(self) -> Iterator[Any]:
         yield GaugeMetricFamily(
             "hisparsed_open_connections",
-            "Connections of clients of the API now, idle ones too.",
+            "Open client connections of the API, including idle ones.",
             self._connections.open,
         )
         cut = CounterMetricFamily(

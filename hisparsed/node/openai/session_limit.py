@@ -148,7 +148,7 @@ class SessionLimiter:
             try:
                 self.look()
             except Exception:
-                log.exception("Calls that are held back cannot be judged; they are refused.")
+                log.exception("Held calls cannot be checked; they are refused.")
                 self._settle_all(Entry.REFUSED)
 
     def _start(self, held: _Held) -> None:

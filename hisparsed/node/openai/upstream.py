@@ -59,7 +59,7 @@ class How(StrEnum):
     CANCELLED = "cancelled"
     """Its client went away before."""
     CUT = "cut"
-    """Its engine ended, or its time was over."""
+    """Its engine ended, or an override expired."""
     FAILED = "failed"
     """vLLM answered with an error of its own."""
 

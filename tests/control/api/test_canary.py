@@ -124,7 +124,7 @@ async def test_a_mismatch_makes_the_node_unready_until_a_clean_round_is_asked_fo
     assert "evidence   " in found.output
     unready = await http.get("/readyz")
     assert unready.status_code == 503
-    assert "the canary answered otherwise: token 1 of 24" in unready.json()["error"]["message"]
+    assert "the canary gave a different answer: token 1 of 24" in unready.json()["error"]["message"]
     assert "canary     mismatch: token 1 of 24" in status_page(
         served.node.current.status(), width=500
     )

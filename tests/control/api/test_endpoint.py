@@ -79,7 +79,7 @@ class Engine:
         )
 
     def restart(self, drain_s: float | None, *, actor: str) -> RestartPlan:
-        raise EngineBusyError(f"the engine is being restarted; {actor} must wait")
+        raise EngineBusyError(f"the engine is restarting; {actor} must wait")
 
 
 class MachineDoctor:

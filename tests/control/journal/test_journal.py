@@ -348,7 +348,9 @@ async def test_a_file_removed_under_the_writer_is_begun_anew(
     disk.writer.write([numbered(2)])
     assert disk.writer.health.error is None
     assert disk.writer.health.lost == 1
-    assert disk.logged == [f"The journal {disk.file} was removed or replaced; it is begun anew."]
+    assert disk.logged == [
+        f"The journal {disk.file} was removed or replaced; a new one was created."
+    ]
     assert disk.rows("select count(*) from ticks") == [(1,)]
     disk.writer.close()
 

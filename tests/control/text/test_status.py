@@ -47,7 +47,7 @@ async def test_waits_stalls_ghosts_and_the_need_of_the_next_call_are_told(node: 
     assert "ghosts   1% more would have served 320 tokens in hisparse, 0 in offload" in text
     assert "60 of 400 blocks free; the next one needs 75" in text
     assert "refused by a limit" not in text
-    assert "by their own misses" not in text
+    assert "by their own miss curves" not in text
 
 
 async def test_whose_kernels_run_and_what_is_not_trusted_is_told(node: Any) -> None:
@@ -74,7 +74,7 @@ async def test_refused_calls_and_leases_of_their_own_are_told_where_there_are_an
     node.engine.changes = {"hot": replace(report.hot, individual_leases=2)}
     text = await page(node)
     assert "6 refused by a limit" in text
-    assert ", 2 of them by their own misses" in text
+    assert ", 2 of them by their own miss curves" in text
 
 
 async def test_what_a_node_does_not_know_is_left_out(node: Any) -> None:
@@ -281,7 +281,7 @@ async def test_explain_filters(served: Any) -> None:
     every = await command(served, "explain", "--all", "--last", "100", "--json")
     assert len(json.loads(every.stdout)["decisions"]) == 24
     nothing = await command(served, "explain", "--code", "PendingRestart")
-    assert nothing.stdout == "No decision fits.\n"
+    assert nothing.stdout == "No decision matches.\n"
 
 
 async def test_explain_since_looks_back_from_now(

@@ -82,11 +82,11 @@ def test_shipped_profiles_can_start_where_they_say(
         ({"tensor_parallel_size": 8}, ("set cuda.tensor_parallel_size",)),
         ({"compilation_config": {"cudagraph_mode": 2}}, ("FULL_AND_PIECEWISE",)),
         ({"speculative_config": {"method": "mtp"}}, ("set cuda.speculative_tokens",)),
-        ({"block_size": 64}, ("leave it out",)),
-        ({"worker_extension_cls": "x.Y"}, ("leave it out",)),
+        ({"block_size": 64}, ("remove it",)),
+        ({"worker_extension_cls": "x.Y"}, ("remove it",)),
         ({"pipeline_parallel_size": 2}, ("2 cannot be", "cuda.tensor_parallel_size")),
-        ({"decode_context_parallel_size": 8}, ("8 cannot be", "leave it out")),
-        ({"prefill_context_parallel_size": 2}, ("2 cannot be", "leave it out")),
+        ({"decode_context_parallel_size": 8}, ("8 cannot be", "remove it")),
+        ({"prefill_context_parallel_size": 2}, ("2 cannot be", "remove it")),
         ({"data_parallel_size": 2}, ("2 cannot be", "a node for each replica")),
         ({"nnodes": 2}, ("2 cannot be", "one machine")),
         ({"scheduler_reserve_full_isl": False}, ("False cannot be", "host blocks")),
@@ -268,7 +268,7 @@ def test_shared_memory_must_hold_the_pool_where_ranks_share_it() -> None:
 
 def test_fewer_gpus_than_ranks_are_refused() -> None:
     (problem,) = problems(node(), machine=replace(MACHINE, gpus=(H200,) * 4))
-    assert problem.startswith("cuda.tensor_parallel_size: 8 GPUs are wanted and 4 can be used")
+    assert problem.startswith("cuda.tensor_parallel_size: 8 GPUs are requested and 4 can be used")
 
 
 def test_the_budget_holds_one_longest_request() -> None:
@@ -306,7 +306,7 @@ def test_index_sharing_is_read_as_vllm_reads_it(sharing: dict[str, Any], leaders
 
 
 def test_a_folder_that_is_none_and_one_without_a_config_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         read_model(str(tmp_path / "missing"))
     with pytest.raises(UserError, match=r"has no config\.json"):
         read_model(str(tmp_path))

@@ -137,9 +137,17 @@ async def test_other_kernels_or_versions_are_asked_again(
 @pytest.mark.parametrize(
     ("changes", "reason", "says"),
     [
-        ({"ours_us": 126.0}, KernelReason.SLOWER, "ours take 1.26 of vLLM's time, over 1.25"),
-        ({"hot": {"difference": "row 3"}}, KernelReason.DIFFERENT, "ours read other rows: row 3"),
-        ({"hot": {"error": "it hangs"}}, KernelReason.UNPROVED, "came to nothing: it hangs"),
+        (
+            {"ours_us": 126.0},
+            KernelReason.SLOWER,
+            "hisparsed's kernels take 1.26 of vLLM's time, over 1.25",
+        ),
+        (
+            {"hot": {"difference": "row 3"}},
+            KernelReason.DIFFERENT,
+            "hisparsed's kernels read wrong rows: row 3",
+        ),
+        ({"hot": {"error": "it hangs"}}, KernelReason.UNPROVED, "did not finish: it hangs"),
     ],
 )
 async def test_auto_falls_back_to_vllms_and_says_why(
@@ -179,10 +187,10 @@ async def test_what_came_to_nothing_is_asked_again(node: Node) -> None:
 
 async def test_a_doubt_outlives_the_daemon_and_ends_with_what_it_rests_on(node: Node) -> None:
     await node.choose()
-    node.kept.put_doubt("the canary answered otherwise", 1500.0)
+    node.kept.put_doubt("the canary gave a different answer", 1500.0)
     status = await node.choose()
     assert (status.used, status.reason) == ("vllm", KernelReason.DISTRUSTED)
-    assert "the canary answered otherwise" in status.sentence
+    assert "the canary gave a different answer" in status.sentence
     assert FILE_NAME in status.sentence, "how to have them proved again"
     node.driver = "581.0"
     assert (await node.choose()).used == "hisparsed"
@@ -212,7 +220,7 @@ async def test_copies_that_fail_are_not_used_whoevers_kernels_run(node: Node, ke
     node.chunks = {"difference": "chunk 7"}
     status = await node.choose()
     assert not status.offload_trusted
-    assert "on GPU 0 other bytes came back: chunk 7" in status.offload_sentence
+    assert "on GPU 0 wrong bytes came back: chunk 7" in status.offload_sentence
     assert status.used == ("hisparsed" if kernels == "auto" else "vllm")
 
 

@@ -227,7 +227,7 @@ def test_a_layout_for_all_parallelisms_is_refused(core: Any) -> None:
 
 def test_without_a_hisparse_connector_the_worker_says_so(core: Any, kv_transfer: Any) -> None:
     kv_transfer(SimpleNamespace())
-    with pytest.raises(RuntimeError, match="no HiSparseConnector is configured beside"):
+    with pytest.raises(RuntimeError, match="no HiSparseConnector is configured next to"):
         worker_with(core, make_spec(core))
 
 

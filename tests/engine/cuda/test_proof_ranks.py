@@ -185,8 +185,12 @@ def test_the_limit_of_time_counts_on_the_slowest_gpu(ours_us: float, ours: bool)
 @pytest.mark.parametrize(
     ("changes", "reason", "says"),
     [
-        ({"difference": "row 3"}, KernelReason.DIFFERENT, "on GPU 1 ours read other rows: row 3"),
-        ({"error": "no memory"}, KernelReason.UNPROVED, "on GPU 1 came to nothing: no memory"),
+        (
+            {"difference": "row 3"},
+            KernelReason.DIFFERENT,
+            "on GPU 1 hisparsed's kernels read wrong rows: row 3",
+        ),
+        ({"error": "no memory"}, KernelReason.UNPROVED, "on GPU 1 did not finish: no memory"),
         ({"timings": ()}, KernelReason.UNPROVED, "nothing was compared or timed"),
         ({"rows": 0}, KernelReason.UNPROVED, "nothing was compared or timed"),
     ],
@@ -214,8 +218,8 @@ def test_nothing_asked_proves_nothing() -> None:
     ("chunks", "says"),
     [
         (ChunkProof(chunks=40), None),
-        (ChunkProof(difference="GPU block 7"), "on GPU 0 other bytes came back: GPU block 7"),
-        (ChunkProof(error="late"), "came to nothing: late"),
+        (ChunkProof(difference="GPU block 7"), "on GPU 0 wrong bytes came back: GPU block 7"),
+        (ChunkProof(error="late"), "did not finish: late"),
         (ChunkProof(), "nothing was copied"),
     ],
 )

@@ -116,7 +116,7 @@ async def test_slow_kernels_leave_vllms_with_the_policys_start(tmp_path: Path) -
     assert settled.values.max_multiplier == 2.0
     ((kind, sentence),) = keeper.events.told
     assert kind is EventKind.KERNELS_FELL_BACK
-    assert "ours take 1.50 of vLLM's time" in sentence
+    assert "hisparsed's kernels take 1.50 of vLLM's time" in sentence
 
 
 async def test_named_kernels_are_left_as_they_are_and_announce_nothing(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_a_mistake_in_the_daemon_trusts_nothing_and_starts_all_the_same(
     keeper = Keeper(tmp_path, trouble=ZeroDivisionError("0"))
     settled = await keeper.settle(values(tmp_path))
     assert (settled.values.config.cuda.kernels, settled.lends) == ("vllm", False)
-    assert "nothing of ours is trusted" in caplog.text
+    assert "copies are not used" in caplog.text
 
 
 async def test_what_the_start_would_refuse_is_refused(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ async def test_a_canary_that_answers_otherwise_ends_the_trust_once(tmp_path: Pat
     settled = await keeper.settle(values(tmp_path))
     assert settled.values.config.cuda.kernels == "vllm"
     assert keeper.proofs == 1
-    assert "the canary answered otherwise" in keeper.events.told[2][1]
+    assert "the canary gave a different answer" in keeper.events.told[2][1]
     again = await Keeper(tmp_path).settle(values(tmp_path))
     assert again.values.config.cuda.kernels == "vllm", "the next daemon knows it too"
 

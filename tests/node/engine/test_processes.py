@@ -145,7 +145,7 @@ def test_shared_memory_is_removed_once_nobody_holds_it(
         (None, "still runs"),
         (0, "ended with exit code 0"),
         (71, "ended with exit code 71"),
-        (-signal.SIGTERM, "ended when it was told to"),
+        (-signal.SIGTERM, "ended when asked to"),
         (-signal.SIGSEGV, "was killed by SIGSEGV"),
         (-signal.SIGKILL, "when memory runs out"),
         (-200, "was killed by signal 200"),

@@ -324,7 +324,7 @@ async def test_a_second_restart_is_refused_while_one_goes_on(daemon: Daemon) -> 
     await daemon.serving(1)
     daemon.hold_starts = True
     daemon.supervisor.restart(0.0, actor="ann")
-    with pytest.raises(EngineBusyError, match="no restart can begin now"):
+    with pytest.raises(EngineBusyError, match="a restart cannot begin now"):
         daemon.supervisor.restart(0.0, actor="bob")
     await daemon.until(lambda: len(daemon.lives) == 2)
     with pytest.raises(EngineBusyError):

@@ -30,7 +30,7 @@ from hisparsed.node.openai.server import openai_app
 from hisparsed.node.openai.session_limit import Queue, SessionLimit, SessionLimiter
 from hisparsed.node.openai.upstream import Upstream
 
-AWAY = Refusal(503, "engine_unavailable", "the engine is being restarted", 7.0)
+AWAY = Refusal(503, "engine_unavailable", "the engine is restarting", 7.0)
 MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
 RESPONSE = {
     "id": "resp_1",

@@ -19,7 +19,7 @@ from hisparsed.node.openai.background import BackgroundResponses
 from hisparsed.node.openai.errors import Refusal
 from hisparsed.node.openai.upstream import How, Upstream
 
-AWAY = Refusal(503, "engine_unavailable", "the engine is being restarted", 7.0)
+AWAY = Refusal(503, "engine_unavailable", "the engine is restarting", 7.0)
 CUT = Refusal(503, "engine_unavailable", "your time is over", 3.0)
 WHOLE, STREAM, BROKEN = (f"/v1/completions/{name}" for name in ("whole", "stream", "broken"))
 RESPONSE = "/v1/responses/resp_1"

@@ -139,7 +139,7 @@ def doubted(verdict: HotVerdict, doubt: Doubt | None, kept: KeptProofs) -> HotVe
     """Ours are not used once an engine that ran them was wrong, whatever they prove."""
     if doubt is None or not verdict.ours:
         return verdict
-    because = f"{doubt.why}; remove {kept.path} to have them proved anew"
+    because = f"{doubt.why}; remove {kept.path} to check them again"
     return HotVerdict(KernelReason.DISTRUSTED, because, verdict.ratio, verdict.ranks)
 
 
@@ -167,5 +167,5 @@ def kernels_status(
         offload_trusted=chunks is None,
         offload_sentence=""
         if chunks is None
-        else f"nothing is lent to the offload pool, because its copies are not proved: {chunks}",
+        else f"nothing is lent to the offload pool, because its copies are not checked: {chunks}",
     )

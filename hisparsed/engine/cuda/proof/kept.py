@@ -104,7 +104,7 @@ class KeptProofs:
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:
-            log.warning("%s cannot be read (%s); the kernels are proved anew.", self.path, error)
+            log.warning("%s cannot be read (%s); the kernels are checked again.", self.path, error)
             return None
 
     def _save(self, document: _Document) -> None:
@@ -114,7 +114,7 @@ class KeptProofs:
             write_atomically(self.path, data, mode=_MODE, durable=True)
         except OSError as error:
             why = error.strerror or error
-            log.warning("%s cannot be written: %s; the next start proves anew.", self.path, why)
+            log.warning("%s cannot be written: %s; the next start checks again.", self.path, why)
 
 
 def _came_to_nothing(proof: Proof) -> bool:

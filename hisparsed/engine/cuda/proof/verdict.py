@@ -31,14 +31,14 @@ def judge_hot(proofs: Sequence[Proof], max_ratio: float) -> HotVerdict:
     ranks, ratio = _times(answers), _worst(answers)
     for gpu, proof in answers:
         if proof.difference is not None:
-            because = f"on GPU {gpu} ours read other rows: {proof.difference}"
+            because = f"on GPU {gpu} hisparsed's kernels read wrong rows: {proof.difference}"
             return HotVerdict(KernelReason.DIFFERENT, because, ratio, ranks)
     for gpu, proof in answers:
         why = proof.error
         if why is None and not (proof.timings and proof.rows):
             why = "nothing was compared or timed"
         if why is not None:
-            because = f"the proof of ours on GPU {gpu} came to nothing: {why}"
+            because = f"the check of hisparsed's kernels on GPU {gpu} did not finish: {why}"
             return HotVerdict(KernelReason.UNPROVED, because, ratio, ranks)
     worst = max(ranks, key=lambda one: one.ours_us / max(one.vllm_us, 1e-9))
     times = (
@@ -47,12 +47,12 @@ def judge_hot(proofs: Sequence[Proof], max_ratio: float) -> HotVerdict:
     )
     if ratio is None or not ratio <= max_ratio:
         share = "an unknown part" if ratio is None else f"{ratio:.2f}"
-        because = f"ours take {share} of vLLM's time, over {max_ratio:g}: {times}"
+        because = f"hisparsed's kernels take {share} of vLLM's time, over {max_ratio:g}: {times}"
         return HotVerdict(KernelReason.SLOWER, because, ratio, ranks)
     rows = sum(proof.rows for _, proof in answers)
     because = (
-        f"{rows:,} rows that attention reads were right on {len(answers)} GPUs, and ours take "
-        f"{ratio:.2f} of vLLM's time, at most {max_ratio:g}: {times}"
+        f"{rows:,} rows that attention reads were right on {len(answers)} GPUs, and hisparsed's "
+        f"kernels take {ratio:.2f} of vLLM's time, at most {max_ratio:g}: {times}"
     )
     return HotVerdict(KernelReason.PROVED, because, ratio, ranks)
 
@@ -80,9 +80,9 @@ def chunks_problem(proofs: Sequence[Proof]) -> str | None:
     for proof in proofs:
         chunks = proof.chunks
         if chunks.difference is not None:
-            return f"on GPU {proof.device} other bytes came back: {chunks.difference}"
+            return f"on GPU {proof.device} wrong bytes came back: {chunks.difference}"
     for proof in proofs:
         why = proof.chunks.error or ("" if proof.chunks.chunks else "nothing was copied")
         if why:
-            return f"the proof on GPU {proof.device} came to nothing: {why}"
+            return f"the check on GPU {proof.device} did not finish: {why}"
     return None

@@ -185,7 +185,8 @@ def _require_memory(needed: int, device: torch.device) -> None:
     free, _ = torch.cuda.mem_get_info(device)
     if needed > free:
         raise RuntimeError(
-            f"hot buffers need {needed / 2**20:.0f} MiB of GPU memory beside the KV blocks and "
+            f"hot buffers need {needed / 2**20:.0f} MiB of GPU memory in addition to the KV "
+            f"blocks, and "
             f"{free / 2**20:.0f} MiB are free; lower gpu_memory_utilization or max_num_seqs, or "
             "set cuda.kernels: vllm"
         )

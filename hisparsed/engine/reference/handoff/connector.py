@@ -40,7 +40,7 @@ from hisparsed.engine.reference.store import KVStore
 MEANINGS = {
     "offered": "Prefixes that were kept for a decode node.",
     "read": "Offered prefixes that a decode node has read, or needed nothing of.",
-    "expired": "Offered prefixes that nobody read within their lease.",
+    "expired": "Offered prefixes that were not read within their lease.",
     "sent_bytes": "Row bytes sent to decode nodes.",
     "fetched": "Prefixes fetched from a prefill node, whole and checked.",
     "failed": "Prefixes that could not be fetched; their prompts were computed here.",
