@@ -10,7 +10,7 @@ them had, and an answer that took the other side of a near tie is compared as fa
 there: the same among the clean answers themselves. Kernels that are not batch-invariant round
 otherwise from round to round, so an answer is judged by its distance in units of noise, in the
 mean of its positions. A token that no rounding explains (its log probability lay far below the best
-one's) counts by itself. ``docs/operations.md`` says what this finds and what not.
+one's) counts by itself. ``docs/canary.md`` says what this finds and what not.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Answers of the reference model under other summation orders and precisions are recorded, then the
 verdict judges rounds that are drawn from them: how many of clean ones raise an alarm, and which
-share of harmed prompts is found within two rounds. The table is in ``docs/operations.md``.
+share of harmed prompts is found within two rounds. The table is in ``docs/canary.md``.
 """
 
 from __future__ import annotations
