@@ -33,7 +33,7 @@ from streaming import CHAT, COMPLETIONS, call, complete, stream, text_of, usage_
 from hisparsed.control.journal.store import FILE_NAME
 from hisparsed.control.status.document import CanaryStatus
 from hisparsed.engine.reference.launch import SERVED_MODEL_NAME
-from hisparsed.policy.signals import Snapshot
+from hisparsed.policy.signals import Lever, Snapshot
 
 pytestmark = pytest.mark.engine
 
@@ -256,6 +256,35 @@ def test_sighup_takes_a_good_policy_and_keeps_the_old_one_for_a_bad_one(
     assert "REJECTED" in hisparsed("status", "--socket", str(node.files.socket)).stdout
 
 
+def test_a_policy_that_was_cut_off_says_what_went_with_it(policy: ServeProcess) -> None:
+    text = policy.files.policy_path.read_text("utf-8")
+    policy.files.policy_path.write_text(text[: text.index("stale_after")] + "version: 1\n", "utf-8")
+    until(
+        "it is told",
+        lambda: any(
+            "2 keys return to their defaults: tick, stale_after" in one.sentence
+            for one in policy.status().events
+        ),
+    )
+
+
+def test_one_word_holds_every_lever_and_the_status_says_so(node: ServeProcess) -> None:
+    def run(*words: str) -> str:
+        done = hisparsed(*words, "--socket", str(node.files.socket))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("mode", "off")
+    assert node.status().policy.effective == "off"
+    run("mode", "policy")
+    before = node.status().policy.effective
+    run("freeze")
+    assert "frozen" in run("status")
+    assert len(node.status().policy.frozen) == len(Lever)
+    run("thaw")
+    assert node.status().policy.effective == before != "off"
+
+
 def test_a_lever_is_frozen_and_thawed_through_the_api(node: ServeProcess) -> None:
     def split() -> Any:
         return next(one for one in node.status().levers if one.lever == "split")
@@ -303,6 +332,17 @@ def test_decisions_are_in_the_journal_file(node: ServeProcess) -> None:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert database.execute("SELECT count(*) FROM ticks").fetchone()[0] > 0
+
+
+def test_a_journal_that_somebody_removes_is_told_and_begun_anew(node: ServeProcess) -> None:
+    path = node.files.state_dir / FILE_NAME
+    path.unlink()
+    until(
+        "it is an event",
+        lambda: "journal-lost" in [one.kind for one in node.status().events],
+    )
+    until("there is another", path.exists)
+    assert node.status().journal.writing
 
 
 PROMPT = 2 * 64
