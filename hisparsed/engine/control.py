@@ -161,7 +161,8 @@ class EngineControl:
         # Names of this vLLM that others do not have.
         from hisparsed.engine.pages import keep_pages_whole
 
-        keep_pages_whole(self._cache_manager.coordinator, self._coordinator)
+        keep_pages_whole(self._cache_manager, self._coordinator)
+        find_offloading_scheduler(self._scheduler.connector).asks_whole_prefixes = True
 
     # --- geometry ------------------------------------------------------------------
 

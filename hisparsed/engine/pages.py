@@ -20,6 +20,7 @@ from typing import Any
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import HybridKVCacheCoordinator, replay_boundaries
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.single_type_kv_cache_manager import (
     HiSparseHotManager,
     HiSparseResidentManager,
@@ -616,6 +617,13 @@ class GroupedCacheCoordinator(HybridKVCacheCoordinator):  # type: ignore[misc]
             manager.new_step_starts()
 
 
+class NoBlocks(KVCacheBlocks):  # type: ignore[misc]
+    """The answer to a request that needs no block in a step: nearly every one that decodes."""
+
+    def get_block_ids(self, allow_none: bool = False, **kwargs: Any) -> Any:
+        return None if allow_none else super().get_block_ids(**kwargs)
+
+
 def _kind(manager: Any) -> Any:
     for kind in (HiSparseHotManager, HiSparseResidentManager):
         if isinstance(manager, kind):
@@ -627,10 +635,12 @@ def _overrides(manager: Any, name: str) -> bool:
     return getattr(type(manager), name) is not getattr(SingleTypeKVCacheManager, name)
 
 
-def keep_pages_whole(cache: Any, hisparse: Any) -> None:
-    """Put it in force: ``cache`` and ``hisparse`` are vLLM's coordinators, before any request."""
+def keep_pages_whole(cache_manager: Any, hisparse: Any) -> None:
+    """Put it in force over vLLM's cache manager and HiSparse coordinator, before any request."""
     hisparse.__class__ = PagedCoordinator
     hisparse.start_paging()
+    cache_manager.empty_kv_cache_blocks = NoBlocks(cache_manager.empty_kv_cache_blocks.blocks)
+    cache = cache_manager.coordinator
     if isinstance(cache, HybridKVCacheCoordinator):
         cache.__class__ = GroupedCacheCoordinator
         cache.start_grouping()

@@ -35,11 +35,19 @@ REPLACED: dict[str, tuple[str, ...]] = {
             "new_step_starts",
         )
     ),
+    "vllm.v1.core.kv_cache_manager": (
+        "KVCacheBlocks.get_block_ids",
+        "KVCacheManager.create_kv_cache_blocks",
+    ),
+    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler": (
+        "OffloadingConnectorScheduler._maximal_prefix_lookup",
+    ),
+    "vllm.v1.kv_offload.cpu.manager": ("CPUOffloadingManager.lookup",),
 }
 
 KNOWN = {
-    "1afb206e3c3cba6d": "0.32",
-    "0c8828dc1386061a": "0.33",
+    "68fcdbf167b9415a": "0.32",
+    "e76168f88ec6011b": "0.33",
 }
 """Digest of all of it, and the first version with that text."""
 

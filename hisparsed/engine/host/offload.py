@@ -316,6 +316,28 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
             self.found.append(key)
         return result
 
+    def prefix(self, keys: Iterable[OffloadKey]) -> int | None:
+        """As ``lookup`` of each key up to the first miss: how many there are, ``None`` where one
+        is still being stored."""
+        get, lent, found = self._policy.get, self._lent, self.found
+        per_block = self.layout.chunks_per_block
+        hits, storing, last = 0, False, -1
+        for key in keys:
+            chunk = get(key)
+            if chunk is None:
+                break
+            hits += 1
+            block = chunk.chunk_id // per_block
+            if block != last:
+                last = block
+                if block in lent:
+                    lent.move_to_end(block)
+            if chunk.is_ready:
+                found.append(key)
+            else:
+                storing = True
+        return None if storing else hits
+
     def retain(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         """Keep chunks that were found as if they were being loaded, until ``release``."""
         super().prepare_load(keys, req_context)
@@ -394,6 +416,8 @@ class FencedOffloadingScheduler(OffloadingConnectorScheduler):  # type: ignore[m
     """
 
     _device_groups: tuple[int, ...]
+    asks_whole_prefixes = False
+    """Whether the manager is asked once for a prefix, and not once for each of its chunks."""
 
     def start_fencing(self, device_groups: tuple[int, ...]) -> None:
         self._device_groups = device_groups
@@ -406,6 +430,12 @@ class FencedOffloadingScheduler(OffloadingConnectorScheduler):  # type: ignore[m
         result = super().get_num_new_matched_tokens(request, *args, **kwargs)
         self._found[request.request_id] = (request, tuple(manager.found))
         return result
+
+    def _maximal_prefix_lookup(self, keys: Any, *args: Any, **kwargs: Any) -> int | None:
+        if self.asks_whole_prefixes and not self._events_tracker.self_describing_enabled:
+            return cast(LentOffloadingManager, self.manager).prefix(keys)
+        found: int | None = super()._maximal_prefix_lookup(keys, *args, **kwargs)
+        return found
 
     def update_state_after_alloc(self, request: Any, *args: Any, **kwargs: Any) -> None:
         self._found.pop(request.request_id, None)

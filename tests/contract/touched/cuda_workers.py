@@ -147,6 +147,17 @@ TOUCHED = (
     ),
     Touch(
         f"{_V1}.offloading.scheduler:OffloadingConnectorScheduler",
+        by=("engine.host.offload",),
+        ours=("engine.host.offload:FencedOffloadingScheduler",),
+        why="a prefix is looked up in one call, and not in one for each of its chunks",
+        breaks="calls that wait at the head of the queue cost the engine core milliseconds a step",
+        uses=(
+            *overrides("_maximal_prefix_lookup"),
+            *reads("_events_tracker"),
+        ),
+    ),
+    Touch(
+        f"{_V1}.offloading.scheduler:OffloadingConnectorScheduler",
         by=("engine.host.offload", "engine.compat.adapters"),
         ours=("engine.host.offload:FencedOffloadingScheduler",),
         why="what a look-up found is retained until its load begins",

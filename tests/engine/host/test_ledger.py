@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -119,6 +120,34 @@ def test_recall_of_idle_blocks_is_at_once_and_coldest_first() -> None:
     assert manager.stored_chunks == PER_BLOCK
     assert all(manager.lookup(key(index), context()).name == "HIT" for index in range(PER_BLOCK))
     assert pool.get_num_free_blocks() == 99
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_prefix_looked_up_whole_is_what_its_chunks_say_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    ledger, _, manager = make()
+    other, _, singly = make()
+    for one, of in ((ledger, manager), (other, singly)):
+        one.set_offload_target(6)
+        one.advance(0)
+        order = random.Random(seed).sample(range(4 * PER_BLOCK), 3 * PER_BLOCK)
+        for index in order:
+            store(of, index, 1, complete=index % 11 != 5)
+        # One of its blocks is on its way back: what is found there does not make it warm.
+        one.set_offload_target(5)
+        one.advance(0)
+    for _ in range(50):
+        first, count = rng.randrange(4 * PER_BLOCK), rng.randrange(3 * PER_BLOCK)
+        keys = [key(index) for index in range(first, first + count)]
+        said = []
+        for one in keys:
+            said.append(singly.lookup(one, context()).name)
+            if said[-1] == "MISS":
+                break
+        hits = sum(one != "MISS" for one in said)
+        assert manager.prefix(keys) == (None if "HIT_PENDING" in said else hits)
+        assert manager.found == singly.found
+        assert list(manager._lent) == list(singly._lent)
 
 
 def test_blocks_with_a_store_in_flight_drain() -> None:
