@@ -35,11 +35,13 @@ def nice_ticks(most: float) -> list[float]:
     return [step * number for number in range(math.ceil(most / step - 1e-9) + 1)]
 
 
-def chart(title: str, series: Iterable[Series], *, x_unit: str, y_unit: str) -> str:
-    """An ``<svg>`` element. Both axes begin at 0."""
+def chart(
+    title: str, series: Iterable[Series], *, x_unit: str, y_unit: str, x_most: float = 0.0
+) -> str:
+    """An ``<svg>`` element. Both axes begin at 0; that of x reaches at least to ``x_most``."""
     drawn = [one for one in series if one.points]
-    xs = nice_ticks(max((x for one in drawn for x, _ in one.points), default=0.0))
-    ys = nice_ticks(max((y for one in drawn for _, y in one.points), default=0.0))
+    xs = nice_ticks(max([x_most, *(x for one in drawn for x, _ in one.points)]))
+    ys = nice_ticks(max([0.0, *(y for one in drawn for _, y in one.points)]))
 
     def across(x: float) -> float:
         return _LEFT + x / xs[-1] * (WIDTH - _LEFT - _RIGHT)

@@ -6,6 +6,7 @@ slab smaller than the running requests, and a start split as the vLLM blog has i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 import httpx
+import psutil
 import yaml
 
 from hisparsed.errors import UserError
@@ -29,9 +31,9 @@ class DemoSettings:
     """Sizes of the demo's node; those of its model are the reference node's own."""
 
     max_num_seqs: int = 6
-    max_model_len: int = 1408
-    gpu_blocks: int = 512
-    host_budget: str = "7424KiB"
+    max_model_len: int = 1056
+    gpu_blocks: int = 420
+    host_budget: str = "5568KiB"
     max_num_batched_tokens: int = 384
     layers: int = 8
     index_groups: int = 2
@@ -43,11 +45,11 @@ MODELS = {
     "standard": DemoSettings(),
     # A quarter of the work a token. Host memory holds as many tokens as the standard one's.
     "small": DemoSettings(
-        gpu_blocks=288, host_budget="3712KiB", layers=4, index_groups=1, index_topk=32
+        gpu_blocks=240, host_budget="2784KiB", layers=4, index_groups=1, index_topk=32
     ),
 }
-START_REACH_TOKENS = 5568
-"""Tokens that the HiSparse pool of either holds at the start: it has 75% of 464 blocks of 16."""
+START_REACH_TOKENS = 4176
+"""Tokens that the HiSparse pool of either holds at the start: it has 75% of 348 blocks of 16."""
 
 
 NODE_HEADER = "# Written by `hisparsed demo`.\n"
@@ -185,6 +187,13 @@ class DemoNode:
                 f"the demo's node did not serve within {_START_TIMEOUT_S:g} s:\n{self._log_end()}"
             )
         return False
+
+    def stage(self) -> str:
+        """What a node that starts is doing, in a few words."""
+        with contextlib.suppress(psutil.Error):
+            if self._process is not None and psutil.Process(self._process.pid).children():
+                return "its engine process imports vLLM and starts"
+        return "imports vLLM"
 
     def require_alive(self) -> None:
         """Raise ``UserError`` with the end of its log when the node has ended."""

@@ -72,7 +72,8 @@ def report_page(comparison: Comparison) -> str:
 with the policy on, one with it off. {sizing.concurrency} recorded coding sessions at a time, a live
 set of {sizing.load:.1f} times the reach at the start, {sizing.calls} calls after the first of each
 session; each node computed {sizing.tokens_per_s:,.0f} prompt tokens a second beside the other.
-Times count from the first of these calls.</p>
+Times count from the first of these calls. The node that is done first leaves the machine to the
+other, so the longer time would be longer still on a machine of its own.</p>
 <table>{_table(comparison)}</table>
 <h2>Over time</h2>
 <div class="charts">{charts}</div>
@@ -107,8 +108,10 @@ def _charts(comparison: Comparison) -> Iterator[str]:
     runs = (("policy on", comparison.on, 0), ("policy off", comparison.off, 1))
     began = comparison.began_unix_s
 
+    longest_s = max(run.result.seconds for _, run, _ in runs)
+
     def seconds(title: str, series: Iterable[Series], y_unit: str) -> str:
-        return chart(title, series, x_unit="seconds", y_unit=y_unit)
+        return chart(title, series, x_unit="seconds", y_unit=y_unit, x_most=longest_s)
 
     yield seconds(
         "Calls answered", (Series(n, _answered(run), c) for n, run, c in runs), "calls so far"

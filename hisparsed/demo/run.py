@@ -46,7 +46,7 @@ from hisparsed.replay.trace import load_trace
 
 WHOLE_S = 180.0
 """What a demo takes without ``--for``, from its start to its summary."""
-_LEAST_CALLS_S = 60.0
+_LEAST_CALLS_S = 100.0
 _END_S = 6.0
 """Left of it for the end: nodes that stop, and the report."""
 _LEAVE_VIEW_S = 3.0
@@ -119,6 +119,9 @@ class _Demo:
         self._quiet = False
         self._began_s = began_s
 
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
     def _say(self, line: str) -> None:
         if not self._quiet:
             self._tell(line)
@@ -130,19 +133,12 @@ class _Demo:
         settings = self._options.settings
         self._say(
             "Starting two nodes, one with the policy on and one with it off. Each imports vLLM "
-            "twice, for its API and for its engine ..."
+            "twice, in its own process and in its engine's; that takes most of the time."
         )
         async with self._nodes(settings) as pair:
-            workload = await asyncio.to_thread(
-                make_workload,
-                load_trace(),
-                reach_tokens=START_REACH_TOKENS,
-                max_model_len=settings.max_model_len,
-                seed=settings.seed,
-                load=self._options.load,
-                concurrency=self._options.concurrency,
+            workload, _ = await asyncio.gather(
+                asyncio.to_thread(self._workload, settings), self._until_serving(pair)
             )
-            await self._until_serving(pair)
             replays = _Replays(pair, workload, settings.seed)
             sizing = await self._size(replays, workload)
             began_unix_s = time.time()
@@ -150,6 +146,16 @@ class _Demo:
             on = await asyncio.to_thread(_node_run, pair.on, results[0])
             off = await asyncio.to_thread(_node_run, pair.off, results[1])
         return Comparison(sizing, on, off, began_unix_s)
+
+    def _workload(self, settings: DemoSettings) -> Workload:
+        return make_workload(
+            load_trace(),
+            reach_tokens=START_REACH_TOKENS,
+            max_model_len=settings.max_model_len,
+            seed=settings.seed,
+            load=self._options.load,
+            concurrency=self._options.concurrency,
+        )
 
     @asynccontextmanager
     async def _nodes(self, settings: DemoSettings) -> AsyncIterator[Pair]:
@@ -171,14 +177,22 @@ class _Demo:
             end_nodes(nodes, within_s)
 
     async def _until_serving(self, pair: Pair) -> None:
-        waiting = [pair.on, pair.off]
+        waiting = {"on": pair.on, "off": pair.off}
+        stages: dict[str, str] = {}
         while waiting:
+            for name, node in list(waiting.items()):
+                if await asyncio.to_thread(node.is_serving):
+                    stage = "serves"
+                    del waiting[name]
+                else:
+                    stage = node.stage()
+                if stages.get(name) != stage:
+                    stages[name] = stage
+                    self._say(f"  policy {name}: {stage} ({self._elapsed_s():.0f} s)")
             await asyncio.sleep(LOOK_S)
-            serving = [await asyncio.to_thread(node.is_serving) for node in waiting]
-            waiting = [node for node, up in zip(waiting, serving, strict=True) if not up]
         self._say(
-            f"Both serve after {time.monotonic() - self._began_s:.0f} s: policy on "
-            f"{pair.on.url}/v1, policy off {pair.off.url}/v1."
+            f"Both serve after {self._elapsed_s():.0f} s: policy on {pair.on.url}/v1, "
+            f"policy off {pair.off.url}/v1."
         )
 
     async def _size(self, replays: _Replays, workload: Workload) -> Sizing:
@@ -198,9 +212,10 @@ class _Demo:
         seconds = sum(result.seconds for result in results) / len(results)
         calls_s = self._options.calls_s
         if calls_s is None:
-            left_s = WHOLE_S - _END_S - (time.monotonic() - self._began_s)
-            calls_s = max(left_s, _LEAST_CALLS_S)
-        more = max(workload.concurrency, calls_within(workload, calls_s * work_of(calls) / seconds))
+            calls_s = max(WHOLE_S - _END_S - self._elapsed_s(), _LEAST_CALLS_S)
+        work = calls_s * work_of(calls) / seconds
+        more = await asyncio.to_thread(calls_within, workload, work)
+        more = max(more, workload.concurrency)
         sizing = Sizing(
             calls=more,
             concurrency=workload.concurrency,

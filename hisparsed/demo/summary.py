@@ -15,7 +15,7 @@ from hisparsed.replay.results import ReplayResult, compare, summarise
 
 LEAST_DIFFERENCE = 0.1
 """Two equal nodes on one machine differ by less than this in the time that they take."""
-LEAST_CALLS_A_SESSION = 4
+LEAST_CALLS_A_SESSION = 3
 """With fewer, most of what is computed was never held, and a run says nothing of a policy."""
 
 

@@ -25,7 +25,7 @@ from hisparsed.replay.scaled_trace import (
 )
 from hisparsed.replay.trace import BlockRun, Trace, block_ids
 
-SCALE = Fraction(1, 48)
+SCALE = Fraction(1, 64)
 """Token counts of the trace are multiplied by it: a CPU computes some 1,000 tokens a second."""
 SESSION_CALLS = 8
 """Calls of a session that are sent. Contexts grow with each, so that longer sessions would make
@@ -33,7 +33,7 @@ a run on a fast machine, which has more of them, a heavier load than one on a sl
 DEFAULT_LOAD = 1.5
 """Live set / reach: over-subscribed, and not hopelessly so."""
 _MOST_SESSIONS = 60
-_PASSES = 6
+_PASSES = 10
 """Times that the trace can be sent, each with prompts of its own."""
 
 TOKENS_A_CALL = 20

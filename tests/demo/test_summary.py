@@ -153,10 +153,10 @@ def test_the_verdict_follows_from_the_times(
 
 
 def test_with_few_calls_a_session_the_words_do_not_judge() -> None:
-    few = replace(took(5.0, 10.0), sizing=replace(BOTH.sizing, calls=7, tokens_per_s=200.0))
+    few = replace(took(5.0, 10.0), sizing=replace(BOTH.sizing, calls=5, tokens_per_s=200.0))
     assert verdict_of(few) is Verdict.TOO_FEW_CALLS
     words = in_words(few)
-    assert "Too few calls to tell: 7 by 2 sessions, at 200 prompt tokens a second" in words
+    assert "Too few calls to tell: 5 by 2 sessions, at 200 prompt tokens a second" in words
     assert "less time" not in words
 
 
