@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+WRAPPED = [page for page in PAGES if page.name != "CHANGELOG.md"]
 SOURCES = ("etc", "hisparsed", "policy", "tui", "kernels", "systemd", "tests", "Makefile")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 MENTION = re.compile(r"docs/[\w/-]+\.(?:md|svg)(?:#[\w-]+)?")
@@ -66,6 +67,15 @@ def test_pages_that_files_name_are_there() -> None:
                 for mention in MENTION.findall(path.read_text("utf-8")):
                     wrong += [f"{path.name}: {what}" for what in missing(mention, ROOT)]
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", WRAPPED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_is_wrapped_at_100_columns(page: Path) -> None:
+    """But for tables, code, headings, and lines that one link or one command fills."""
+    text = re.sub(r"^    .*$", "", without_code(page.read_text("utf-8")), flags=re.MULTILINE)
+    free = re.compile(r"\s*(?:\||#|!\[|`hisparsed |From five minutes|`policy`)")
+    long = [line for line in text.splitlines() if len(line) > 100 and not free.match(line)]
+    assert long == []
 
 
 def test_the_index_has_every_page_under_the_kind_that_the_page_names() -> None:
