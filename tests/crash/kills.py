@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,7 +68,7 @@ class Crashes:
                 time.sleep(after_s)
                 self._strike(node, victim)
             self._ended(node)
-            self._swept(before)
+            self._swept(node, before)
         except AssertionError as error:
             raise AssertionError(f"{said}: {error}\n{node.log_end()}") from error
         finally:
@@ -122,11 +122,11 @@ class Crashes:
         # What cannot end by itself is for the next start.
         until(
             "what can run has ended with its daemon",
-            lambda: all(_is_stopped(one) for one in node.session_members()),
+            lambda: _all_wait(node.session_members()),
             timeout_s=_GONE_S,
         )
 
-    def _swept(self, before: set[Path]) -> None:
+    def _swept(self, node: ServeProcess, before: set[Path]) -> None:
         """By `doctor --fix` or by the next start, which ends at once."""
         if self._rng.random() < 0.5:
             words = ("doctor", "--config", str(self.files.config_path), "--fix")
@@ -140,6 +140,7 @@ class Crashes:
             assert after.wait(_GONE_S) == 0, after.log_end()
             after.kill()
             self._nodes.remove(after)
+        until("no process is left", lambda: not node.session_members())
         assert not [one.pid for one in orphans(self.files.state_dir)], "a process is left"
         assert not self.files.socket.exists(), "the control socket is left"
         left = [one.name for one in self._temporary.iterdir() if _CACHES not in one.name]
@@ -165,9 +166,25 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _is_stopped(process: psutil.Process) -> bool:
+def _all_wait(processes: Sequence[psutil.Process]) -> bool:
+    """For a signal, or for one that does: multiprocessing's tracker ends with the last of those
+    that it was begun for. An engine that is stopped before it left the group of its daemon is not
+    woken by the kernel when that ends."""
+    stopped = [one for one in processes if _status(one) in (psutil.STATUS_STOPPED, None)]
+    others = [one for one in processes if one not in stopped]
+    return not others or (bool(stopped) and all(map(_is_tracker, others)))
+
+
+def _status(process: psutil.Process) -> str | None:
+    """``None`` where it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return str(process.status())
+    return None
+
+
+def _is_tracker(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return process.status() == psutil.STATUS_STOPPED
+        return any("resource_tracker" in word for word in process.cmdline())
     return True
 
 

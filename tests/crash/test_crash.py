@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hisparsed.node.engine.processes import STATE_ENV, orphans
@@ -33,17 +34,28 @@ def test_a_kill_leaves_nothing(folder: Path, seed: int) -> None:
         crashes.close()
 
 
+def engines(node: ServeProcess) -> Iterator[psutil.Process]:
+    return (one for one in node.children() if "EngineCore" in one.name())
+
+
+@pytest.mark.parametrize("begins", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_an_engine_that_is_stopped_when_its_daemon_is_killed_outlives_no_sweep(
-    folder: Path,
+    folder: Path, begins: bool
 ) -> None:
-    """The kernel wakes what is stopped in a process group that lost its parent; or it is ended."""
+    """The kernel wakes what is stopped in a process group that lost its parent; or it is ended.
+
+    One that ``begins`` is still in the daemon's group.
+    """
     files = NodeFiles(folder / "n")
     node = ServeProcess(files)
     try:
-        node.wait_until_ready()
-        environ = node.engine().environ()
+        if begins:
+            engine = until("it has its name", lambda: next(engines(node), None), timeout_s=300)
+        else:
+            engine = node.wait_until_ready().engine()
+        environ = engine.environ()
         assert environ[STATE_ENV] == str(files.state_dir), "it can be told from other processes"
-        node.engine().send_signal(signal.SIGSTOP)
+        engine.send_signal(signal.SIGSTOP)
         node.signal(signal.SIGKILL)
         node.wait()
         fixed = hisparsed("doctor", "--config", str(files.config_path), "--fix")

@@ -269,19 +269,16 @@ def test_a_policy_that_was_cut_off_says_what_went_with_it(policy: ServeProcess) 
 
 
 def test_one_word_holds_every_lever_and_the_status_says_so(node: ServeProcess) -> None:
-    def run(*words: str) -> str:
-        done = hisparsed(*words, "--socket", str(node.files.socket))
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    run("mode", "off")
-    assert node.status().policy.effective == "off"
-    run("mode", "policy")
     before = node.status().policy.effective
-    run("freeze")
-    assert "frozen" in run("status")
+    assert hisparsed("freeze", "--socket", str(node.files.socket)).returncode == 0
     assert len(node.status().policy.frozen) == len(Lever)
-    run("thaw")
+    assert "frozen" in hisparsed("status", "--socket", str(node.files.socket)).stdout
+    body: dict[str, Any] = {"actor": "test", "levers": [lever.value for lever in Lever]}
+    with node.control_http() as control:
+        assert control.post("/v1/mode", json=body | {"mode": "off"}).status_code == 200
+        assert control.post("/v1/thaw", json=body).status_code == 200
+        assert node.status().policy.effective == "off"
+        assert control.post("/v1/mode", json=body | {"mode": None}).status_code == 200
     assert node.status().policy.effective == before != "off"
 
 
