@@ -1,6 +1,6 @@
 """One kind of chart as inline SVG: lines or dots over time, with axes, units and a legend.
 
-Colours are CSS classes ``c0`` to ``c5`` of the page that holds it. Pure: numbers in, text out.
+Colours are CSS classes ``c0``, ``c1``, ... of the page that holds it. Pure: numbers in, text out.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def chart(
 def _line(one: Series, places: Sequence[tuple[float, float]]) -> str:
     dash = ' stroke-dasharray="6 4"' if one.dashed else ""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    return f'<polyline class="line c{one.colour}"{dash} points="{path}"/>'
+    return f'<polyline class="line c{one.colour}" fill="none"{dash} points="{path}"/>'
 
 
 def _dots(one: Series, places: Sequence[tuple[float, float]]) -> str:

@@ -134,21 +134,20 @@ def _charts(comparison: Comparison) -> Iterator[str]:
         ),
         "calls",
     )
-    for name, run, _ in runs:
-        yield seconds(
-            f"Reach of both pools and live set, {name}",
-            (
-                Series("HiSparse pool", _reach(run, "hisparse", began), 2),
-                Series("offload pool", _reach(run, "offload", began), 3),
-                Series(
-                    "live set",
-                    _column(run, "observed.sessions.live_set_tokens", began),
-                    1,
-                    dashed=True,
-                ),
-            ),
-            "tokens",
-        )
+    yield seconds(
+        "Host memory of both pools",
+        (
+            Series(f"{pool}, {name}", _memory_mib(run, pool, began), colour, dashed=off)
+            for pool, colour in (("hisparse", 2), ("offload", 3))
+            for name, run, off in (("on", comparison.on, False), ("off", comparison.off, True))
+        ),
+        "MiB",
+    )
+    yield seconds(
+        "Idle prefix that both pools can hold",
+        (Series(name, _smaller_reach(run, began), colour) for name, run, colour in runs),
+        "tokens",
+    )
 
 
 def _answered_calls(run: NodeRun) -> list[CallResult]:
@@ -183,8 +182,17 @@ def _waits(run: NodeRun) -> list[tuple[float, float]]:
     return sorted((call.started_s, call.ttft_s or 0.0) for call in calls)
 
 
-def _reach(run: NodeRun, pool: str, began_unix_s: float) -> list[tuple[float, float]]:
-    return _column(run, f"derived.pools.{pool}.reach_tokens", began_unix_s)
+def _memory_mib(run: NodeRun, pool: str, began_unix_s: float) -> list[tuple[float, float]]:
+    points = _column(run, f"derived.pools.{pool}.capacity_bytes", began_unix_s)
+    return [(x, y / (1 << 20)) for x, y in points]
+
+
+def _smaller_reach(run: NodeRun, began_unix_s: float) -> list[tuple[float, float]]:
+    hisparse, offload = (
+        _column(run, f"derived.pools.{pool}.reach_tokens", began_unix_s)
+        for pool in ("hisparse", "offload")
+    )
+    return [(x, min(y, other)) for (x, y), (_, other) in zip(hisparse, offload, strict=True)]
 
 
 def _column(run: NodeRun, name: str, began_unix_s: float) -> list[tuple[float, float]]:

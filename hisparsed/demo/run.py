@@ -225,6 +225,7 @@ class _Demo:
         self._say(
             f"Each node computes {sizing.tokens_per_s:,.0f} prompt tokens a second beside the "
             f"other: {more} calls for each, about {calls_s:.0f} s."
+            + ("" if sizing.tells else " That is too few to tell one policy from another.")
         )
         return sizing
 
@@ -281,10 +282,13 @@ class _Demo:
                 await asyncio.sleep(_WATCH_S)
                 try:
                     replays.pair.require_alive()
-                    views = await asyncio.to_thread(client.decisions, limit=60, notable="true")
                 except UserError:
                     replays.stop.set()
                     return
+                try:
+                    views = await asyncio.to_thread(client.decisions, limit=60, notable="true")
+                except UserError:  # too busy to answer: later
+                    continue
                 for line in sentences([view for view in views if view.tick > seen]):
                     self._say(f"  {line}")
                 seen = max([seen, *(view.tick for view in views)])

@@ -18,12 +18,17 @@ from tests.demo.test_summary import BOTH, OFF, ON
 HISTORY = {
     "columns": [
         "at_unix_s",
+        "derived.pools.hisparse.capacity_bytes",
+        "derived.pools.offload.capacity_bytes",
         "derived.pools.hisparse.reach_tokens",
         "derived.pools.offload.reach_tokens",
-        "observed.sessions.live_set_tokens",
         "observed.requests.waiting",
     ],
-    "rows": [[999.0, 1, 1, 1, 1], [1001.0, 5000, 9000, 7000, 3], [1002.0, 5200, 8800, None, 4]],
+    "rows": [
+        [999.0, 1, 1, 1, 1, 1],
+        [1001.0, 3 << 20, 1 << 20, 5000, 9000, 3],
+        [1005.0, 3 << 20, 1 << 20, 9200, 8800, None],
+    ],
 }
 
 
@@ -55,18 +60,27 @@ def test_the_report_has_figures_plots_and_decisions() -> None:
         "Prompt tokens found in the pools",
         "Wait of each call for its first token",
         "Waiting calls",
-        "Reach of both pools and live set",
-        "Reach of both pools and live set",
+        "Host memory of both pools",
+        "Idle prefix that both pools can hold",
     ]
     assert "split from 700 to 650." in page
     assert "GpuPoolPressure" in page
 
 
+def points_of(svg: ElementTree.Element, series: int) -> list[list[str]]:
+    """Of each line; as many of the legend come first."""
+    lines = [one.attrib["points"].split() for one in svg.iter("polyline")]
+    assert len(lines) == 2 * series
+    return lines[series:]
+
+
 def test_plots_leave_out_what_was_before_the_calls() -> None:
-    reach = svgs(report_page(comparison()))[4]
-    lines = [one.attrib["points"].split() for one in reach.iter("polyline")]
-    # A line of the legend has two points as well.
-    assert [len(points) for points in lines[3:]] == [2, 2, 1]
+    *_, waiting, memory, reach = svgs(report_page(comparison()))
+    assert [len(points) for points in points_of(memory, 4)] == [2, 2, 2, 2]
+    assert [len(points) for points in points_of(waiting, 2)] == [1, 1]
+    # 5,000 and 8,800 of 10,000 tokens, on an axis 166 high that ends at 210.
+    ys = [float(point.split(",")[1]) for point in points_of(reach, 2)[0]]
+    assert ys == pytest.approx([210 - 166 * 0.5, 210 - 166 * 0.88], abs=0.1)
 
 
 def test_what_a_node_says_is_no_markup() -> None:
@@ -104,9 +118,9 @@ def test_ticks_are_round_and_cover_the_values(most: float, ticks: list[float]) -
 
 def test_a_chart_draws_inside_its_axes() -> None:
     text = chart(
-        "A", [Series("x", [(0, 0), (10, 100)], 0), Series("none", [], 1)], x_unit="s", y_unit="%"
+        "A", [Series("x", [(0, 0), (10, 100)], 0), Series("absent", [], 1)], x_unit="s", y_unit="%"
     )
     svg = svg_of(text)
     (_, line) = svg.iter("polyline")
     assert line.attrib["points"] == "64.0,210.0 608.0,44.0"
-    assert "none" not in text
+    assert "absent" not in text
