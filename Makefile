@@ -2,7 +2,7 @@
 # Setting up needs Python 3.11 or newer and a package index; no root, nothing outside this folder.
 #
 #   PYTHON=python3.12   another interpreter for .venv
-#   WORKERS=4           test processes side by side, each with engines of its own
+#   WORKERS=4           test processes side by side, each with its own engines
 #   ARGS="..."          passed on: `make run ARGS="--for 60s"`, `make test ARGS="-k policy"`
 #
 # torch comes first and with its own dependencies; the rest comes from the lock without looking at
@@ -37,7 +37,7 @@ PROJECT_STAMP := $(VENV)/.stamp-project-$(call hash,pyproject.toml $(wildcard se
 	$(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)))
 
 # An interrupted pip can leave half a package that it later takes for whole, so what was not finished
-# is begun anew; the wheels are still in pip's cache.
+# is removed and installed again; the wheels are still in pip's cache.
 UNFINISHED := $(VENV)/.unfinished
 ifneq ($(wildcard $(UNFINISHED)),)
 .PHONY: $(PLACE_STAMP)
@@ -61,7 +61,7 @@ help:
 	@echo "make study   run the experiments of docs/study.md (hours): ARGS=\"--traces DIR --data DIR\""
 	@echo "make gpu     the GPU suite: one card or more, one JSON document; ARGS=--kernels needs no vLLM"
 	@echo "make setup   only set up $(VENV)"
-	@echo "make lock    resolve the requirement locks anew"
+	@echo "make lock    resolve the requirement locks again"
 	@echo "make audit   look for known vulnerabilities in what the locks pin"
 	@echo "make clean   remove $(VENV), build output and caches"
 
@@ -104,14 +104,14 @@ bench: setup
 	@$(BIN)/python -m tests.bench.step_cpu
 	@$(BIN)/python -m tests.bench.tui
 
-# Needs a package index. Each client gets an environment of its own below build/clients.
+# Needs a package index. Each client gets its own environment below build/clients.
 clients: setup
 	@$(BIN)/python -m tests.clients build/clients $(ARGS)
 
 study: setup
 	@$(BIN)/python -m tests.bench.study $(ARGS)
 
-# On a machine with an NVIDIA card, in an environment of its own from the CUDA lock; elsewhere one
+# On a machine with an NVIDIA card, in its own environment from the CUDA lock; elsewhere one
 # line says that there is none. `make gpu ARGS=--kernels` takes the Python that is there, or PYTHON,
 # with torch and Triton: no index and no vLLM.
 CUDA_VENV := .venv-cuda
@@ -199,7 +199,7 @@ lock: setup
 		--no-build-isolation --report build/lock/cuda.json --editable '.[cuda]' vllm==$(VLLM_CUDA)
 	@$(BIN)/python .ci/lock.py build/lock
 
-# In an environment of its own: what it needs must not mix with what it looks at. Without a package
+# In its own environment: what it needs must not mix with what it looks at. Without a package
 # index nothing is audited, which is said and is no failure.
 AUDIT := build/audit-$(PIP_AUDIT)
 ALL_LOCKS := requirements-cpu.txt requirements-cuda.txt requirements-dev.txt
