@@ -95,6 +95,7 @@ contract: setup
 	@$(BIN)/python .ci/fetch_vllm.py $(VLLM_TREES)
 	@HISPARSED_VLLM_TREES=$(CURDIR)/$(VLLM_TREES) $(BIN)/python -m pytest tests/contract \
 		tests/engine/cuda/test_launch.py tests/engine/host/test_two_steps.py $(ARGS)
+	@HISPARSED_VLLM_TREES=$(CURDIR)/$(VLLM_TREES) $(BIN)/python -m pytest -m long tests/upstream
 
 # Ratios and microseconds of one run; nothing is judged. Kernels first, the terminal view last.
 bench: setup

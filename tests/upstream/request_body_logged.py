@@ -39,7 +39,7 @@ def reproduce() -> str | None:
         try:
             raise refused()
         except Exception as error:
-            return await validation.validation_exception_handler(call, error)  # type: ignore[arg-type]
+            return await validation.validation_exception_handler(call, error)
 
     with logged_errors(validation.logger.name) as lines:
         answer = asyncio.run(handle())
