@@ -15,11 +15,11 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, durable: boo
 
     ``mode`` holds whatever the umask; ``durable`` waits for the disk, so that a crash of the
     machine leaves no empty file either. Raises ``OSError`` that names ``path``, which is as it was
-    then, and leaves nothing beside it.
+    then, and leaves nothing next to it.
     """
     new = path.with_name(f"{path.name}.new")
     try:
-        # Not through a link: the writer may be root, the folder somebody else's.
+        # Not through a link: the writer may be root, the folder another user.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with open(os.open(new, flags, mode), "wb") as file:  # noqa: PTH123 (no mode in a path)
             os.fchmod(file.fileno(), mode)

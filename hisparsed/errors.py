@@ -23,7 +23,7 @@ class EngineStartError(UserError):
     """An engine whose settings were accepted did not start; the same may work another time.
 
     ``why`` is the reason alone, for those who say themselves that it did not start. ``processes``:
-    how the engine's ended, in words. ``killed``: a signal ended one, not a mistake of its own.
+    how the engine's ended, in words. ``killed``: a signal ended one, not its own error.
     """
 
     exit_code = EXIT_ENGINE_GONE

@@ -162,7 +162,7 @@ def gather(
 
 
 def reserve(state: ResolverState, rows: int, topk: int) -> None:
-    """Make all memory that steps of at most ``rows`` rows need beside ``state``, once.
+    """Make all memory that steps of at most ``rows`` rows need next to ``state``, once.
 
     Call it before graphs are captured: afterwards nothing grows, and a larger step is refused.
     All states of a device share that memory, so it is enough to reserve for each of the largest.
@@ -182,7 +182,7 @@ def raise_errors(device: torch.device) -> None:
     """Raise what ``resolve`` and ``gather`` met on ``device`` since the last call, once.
 
     Only the Triton backend keeps errors: raising at once would make every step wait for the
-    GPU. Its kernels stay inside their tables all the same: what they refuse comes out as -1 or
+    GPU. Its kernels stay inside their tables anyway: what they refuse comes out as -1 or
     is not copied. Waits for the device. Raises as ``resolve`` and ``gather`` do.
     """
     if device.type == "cuda" and pick("auto", device) == "triton":

@@ -1,6 +1,6 @@
 """Shapes, dtypes and devices of what callers pass; the backends trust them afterwards.
 
-Each error names the argument, what it is and what would be right. Values are the backends' to
+Each error names the argument, what it is and the expected value. Values are the backends' to
 check, since that costs a read of the data.
 """
 

@@ -1,4 +1,4 @@
-"""Finds and loads the C++ backend's shared library, built by ``setup.py`` beside this file.
+"""Finds and loads the C++ backend's shared library, built by ``setup.py`` next to this file.
 
 It has a plain C interface and no Python or torch in it, so ctypes loads it, calls release the
 GIL, and one build serves every Python and torch version.

@@ -88,7 +88,7 @@ class RowLayout:
         return len(self.host_offsets)
 
     def host_rows(self, memory_bytes: int) -> int:
-        """Host rows in a pool of so many bytes; a row at or beyond this is outside."""
+        """Host rows in a pool of this many bytes; a row at or beyond this is outside."""
         return self._rows(memory_bytes, self.host_offsets, self.host_block_bytes)
 
     def slab_rows(self, memory_bytes: int) -> int:

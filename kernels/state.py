@@ -28,9 +28,9 @@ class ResolverState:
 
     An empty slot has position -1 and stamp 0; held slots have stamps of 1 and more. Slots at or
     beyond a row's capacity are empty. ``step`` only grows: 2**31 steps of one state row are
-    248 days at 100 steps a second.
+    248 days at 100 steps per second.
 
-    Eight bytes a slot, whatever ``max_positions`` is: which slot holds a position is found in
+    Eight bytes per slot, whatever ``max_positions`` is: which slot holds a position is found in
     each step by holding all slots against what the step selects.
     """
 

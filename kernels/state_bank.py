@@ -118,7 +118,7 @@ class StateBank:
     def grow(self, rows: torch.Tensor, capacities: torch.Tensor) -> None:
         """Set capacities of at least what the rows have; shapes as ``begin``.
 
-        Octiles start anew where a capacity changes.
+        Octiles start again where a capacity changes.
         """
         before = self.arrays["capacity"].index_select(1, rows)
         same = before == capacities

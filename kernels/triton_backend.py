@@ -113,7 +113,7 @@ def gather(
 ) -> None:
     """See ``hisparsed.kernels.api.gather``; ``host`` is pinned where the slab is on a GPU.
 
-    On a GPU entries outside the memory are left out and wait for ``raise_errors``.
+    On a GPU entries outside the memory are omitted and wait for ``raise_errors``.
     """
     if slab.is_cuda and not (pinned or host.is_cuda or host.is_pinned()):
         raise ValueError("host must be pinned: the GPU reads its rows in place")

@@ -15,7 +15,7 @@ _latches: dict[tuple[str, int | None], torch.Tensor] = {}
 
 
 def device_key(device: torch.device) -> tuple[str, int | None]:
-    """One key a device: ``cuda`` without an index is the current one, as everywhere in torch."""
+    """One key per device: ``cuda`` without an index is the current one, as everywhere in torch."""
     index = torch.cuda.current_device() if device == torch.device("cuda") else device.index
     return device.type, index
 

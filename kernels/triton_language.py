@@ -30,7 +30,7 @@ node, which never moves, and its row lengths. All else may be any slice of anyth
 def kernel(*varying: str) -> Callable[[Callable[..., Any]], Any]:
     """``jit`` for a kernel that is launched; ``varying`` names numbers that change by the step.
 
-    Triton compiles anew for a number that is 1 or divides by 16, and for an address that does not
+    Triton compiles again for a number that is 1 or divides by 16, and for an address that does not
     divide by 16, which must not happen while requests wait or a graph is captured.
     """
 

@@ -105,7 +105,7 @@ def plan(
     """One program a row; the first row of a run plans for the run.
 
     What cannot be is latched, and its request comes out as if it had no rows on the host; the
-    others go on.
+    others continue.
     """
     row = tl.program_id(0)
     tl.store(valid_counts + row, 0)

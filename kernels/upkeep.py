@@ -33,7 +33,7 @@ def set_capacity(state: ResolverState, row: int, capacity: int) -> torch.Tensor:
     Growing moves nothing. Shrinking keeps the most recently selected rows (stamp, then
     position); survivors beyond the new capacity move to free slots below it, both ascending.
     Carry the moves out with ``apply_moves`` on every layer of the group before the blocks
-    beyond ``ceil(capacity / block_size)`` go back to the pool. Octiles start anew: they are
+    beyond ``ceil(capacity / block_size)`` go back to the pool. Octiles start again: they are
     eighths of the old capacity. Raises as ``reset`` does.
     """
     state.check_row(row)

@@ -56,7 +56,7 @@ def size_in_blocks(geometry: PoolGeometry, size: int | float) -> float:
 
 
 def one_request_blocks(geometry: PoolGeometry) -> int:
-    """Host blocks without which a request at ``max_model_len`` would wait for ever."""
+    """Host blocks without which a request at ``max_model_len`` would wait forever."""
     return -(-geometry.max_model_len // geometry.block_tokens) + _TAIL_BLOCKS
 
 
@@ -145,7 +145,7 @@ def vllm_multiplier(decode_query_len: int) -> float:
 
 
 def highest_multiplier(policy: Policy, decode_query_len: int) -> float:
-    """The policy's highest multiplier on a node of so many decode rows a request."""
+    """The policy's highest multiplier on a node of this many decode rows per request."""
     hot = policy.hot
     if isinstance(hot.max, str):
         return max(hot.min, _AUTO_MOST * vllm_multiplier(decode_query_len))
@@ -164,7 +164,7 @@ def engine_multiplier(policy: Policy, decode_query_len: int) -> float:
 
 
 def start_multiplier(policy: Policy, decode_query_len: int) -> float:
-    """What the policy begins with on a node of so many decode rows a request, in its range."""
+    """What the policy begins with on a node of this many decode rows per request, in its range."""
     hot = policy.hot
     first = vllm_multiplier(decode_query_len) if isinstance(hot.start, str) else hot.start
     return min(max(first, hot.min), highest_multiplier(policy, decode_query_len))
@@ -249,7 +249,7 @@ def start_command(policy: Policy, geometry: PoolGeometry) -> EngineCommand:
 def problems(policy: Policy, geometry: PoolGeometry) -> tuple[str, ...]:
     """What makes this policy impossible on this node; empty when nothing does.
 
-    Each text names the keys, the values in blocks, and what would be right.
+    Each text names the keys, the values in blocks, and the expected value.
     """
     return (*_pool_problems(policy, geometry), *_gpu_problems(policy, geometry))
 

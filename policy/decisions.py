@@ -17,7 +17,7 @@ from hisparsed.policy.signals import AdmissionRules, Lever
 
 
 class Reason(StrEnum):
-    """Acting codes first, holding codes after; ``ACTING`` tells them apart."""
+    """Acting codes first, holding codes after; ``ACTING`` distinguishes them."""
 
     OFFLOAD_SHORT_OF_REACH = "OffloadShortOfReach"
     OFFLOAD_BEYOND_REACH = "OffloadBeyondReach"

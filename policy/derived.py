@@ -41,7 +41,7 @@ class PoolsMemory:
     draining_bytes: int
     """Recalled from the offload pool, still in use."""
     reserve_bytes: int
-    """Lent to nobody."""
+    """In reserve, lent to no pool."""
     reserve_target_bytes: int
 
 

@@ -77,7 +77,7 @@ class Loaded(Generic[M]):
 
 
 class NotAFileError(OSError):
-    """A pipe or a device: reading it could wait for ever, or never end."""
+    """A pipe or a device: reading it could wait forever, or never end."""
 
 
 def read_document(path: Path) -> bytes:
@@ -160,7 +160,7 @@ Words = tuple[str, str]
 
 
 def problems_of(error: ValidationError, tree: Tree, model: type[BaseModel]) -> list[Problem]:
-    """One problem for each thing pydantic found; those the tree already knows are left out."""
+    """One problem for each thing pydantic found; those the tree already knows are omitted."""
     known = {problem.key for problem in tree.problems}
     problems: dict[tuple[KeyPath, str], Problem] = {}
     for details in error.errors(include_url=False):

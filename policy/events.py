@@ -1,6 +1,6 @@
-"""Kinds of events beside the ticks, and how bad each is: stable names.
+"""Kinds of events alongside the ticks, and how bad each is: stable names.
 
-No decision reads them. They stand beside the reason codes because the daemon, its API and the
+No decision reads them. They stand next to the reason codes because the daemon, its API and the
 TUI take both from one place; imports nothing.
 """
 

@@ -38,7 +38,7 @@ class Window:
     last_s: float = 0.0
 
     def push(self, at_s: float, value: float, span_s: float, max_gap_s: float) -> Window:
-        """The window with one more sample; a gap over ``max_gap_s`` starts it anew."""
+        """The window with one more sample; a gap over ``max_gap_s`` begins again."""
         if not self.buckets or at_s - self.last_s > max_gap_s:
             return Window((Bucket(at_s, value, value),), at_s, at_s)
         buckets, newest = self.buckets, self.buckets[-1]
@@ -91,7 +91,7 @@ class Ewma:
     last_s: float = 0.0
 
     def push(self, at_s: float, value: float, time_constant_s: float, max_gap_s: float) -> Ewma:
-        """With one more sample; a gap over ``max_gap_s`` starts anew."""
+        """With one more sample; a gap over ``max_gap_s`` starts again."""
         elapsed_s = at_s - self.last_s
         if self.value is None or elapsed_s > max_gap_s:
             return Ewma(float(value), at_s)
@@ -238,7 +238,7 @@ def under_gpu_pressure(policy: Policy, snapshot: Snapshot) -> bool:
 def remember(policy: Policy, snapshot: Snapshot, memory: Memory) -> Memory:
     """Memory with this snapshot's signals.
 
-    Where a counter went back the engine began anew, and what was observed of the old one is
+    Where a counter went back the engine began again, and what was observed of the old one is
     dropped; where the clock did, past moves are dropped as well.
     """
     at_s, totals = snapshot.at_s, _totals(snapshot)

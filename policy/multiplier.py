@@ -41,7 +41,7 @@ class Worth:
 
 
 def shrinking(policy: Policy, snapshot: Snapshot, memory: Memory, to_blocks: int) -> Worth | None:
-    """Leases of ``to_blocks``, fewer than now; ``None`` where the node does not tell its times.
+    """Leases of ``to_blocks``, fewer than now; ``None`` where the node does not report its times.
 
     Blocks that are freed let no more requests run than wait.
     """
@@ -117,7 +117,7 @@ a buffer shrinks (13 % at 2x, 7 % at 4x top-k); 1.5 overstates that on purpose."
 def propose_multiplier(
     policy: Policy, snapshot: Snapshot, memory: Memory
 ) -> tuple[Proposal, Mapping[str, int] | None]:
-    """The multiplier, or the reason to keep it; and leases to share anew while it is kept."""
+    """The multiplier, or the reason to keep it; and leases to share again while it is kept."""
     bounds = hot_bounds(policy, snapshot.geometry)
     lease = lease_blocks(snapshot.geometry, snapshot.hot.multiplier)
     shrunk = max(bounds.min_blocks, lease - bounds.step_blocks)
@@ -183,7 +183,7 @@ def propose_multiplier(
 
 
 def predicted_bytes_per_s(snapshot: Snapshot, memory: Memory, lease: int) -> float | None:
-    """Host-to-GPU bytes a second if leases were ``lease`` blocks; ``None`` if unknown.
+    """Host-to-GPU bytes per second if leases were ``lease`` blocks; ``None`` if unknown.
 
     The node's own miss curve is used where it reaches; else measured loads are scaled by
     (current / new) ** ``PESSIMISM``. Never above what missing every host row would cost.

@@ -1,4 +1,4 @@
-"""What is wrong in a document, where, and what would be right.
+"""What is wrong in a document, where, and the expected value.
 
 `refuse` is for validators, `Problem` and `ConfigError` for whoever shows them. Not here: finding
 problems.
@@ -82,7 +82,7 @@ class Problem:
 
     @property
     def words(self) -> str:
-        """What is wrong and what would be right, without the place."""
+        """What is wrong and the expected value, without the place."""
         words = f"{self.message}; {self.hint}" if self.hint else self.message
         return printable(words, lines=False)
 

@@ -105,8 +105,8 @@ def equal_reach_blocks(
 def live_load(snapshot: EngineReport, reach: Reach) -> float:
     """The idle live set as a share of the smaller reach: the inverse of coverage.
 
-    Sessions that run now are held by what is in use, and reach leaves that out; so they are
-    left out of the live set as well.
+    Sessions that run now are held by what is in use, and reach excludes that; so they are
+    omitted of the live set as well.
     """
     running_tokens = snapshot.hisparse.in_use_blocks * snapshot.geometry.block_tokens
     idle_tokens = max(0, snapshot.sessions.live_set_tokens - running_tokens)

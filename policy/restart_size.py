@@ -66,7 +66,7 @@ def propose_restart_size(policy: Policy, snapshot: Snapshot, memory: Memory) -> 
 
 
 def sampled_bytes_per_s(memory: Memory) -> float | None:
-    """Bytes of missed rows a second and GPU; ``None`` before there are enough samples."""
+    """Bytes of missed rows per second and GPU; ``None`` before there are enough samples."""
     window = memory.signals.sampled_bytes_total
     return window.rate_per_s if window.observed_s >= LEAST_SAMPLED_S else None
 
@@ -119,7 +119,7 @@ def _larger(policy: Policy, snapshot: Snapshot, memory: Memory, lease: int) -> i
         return _no_samples(memory)
     if not rate:
         return Reason.NO_BENEFIT, "no row was missed in vLLM's samples"
-    # Not the lease that vLLM's tables were made for: a restart makes them anew.
+    # Not the lease that vLLM's tables were made for: a restart makes them again.
     most = math.floor(highest_multiplier(policy, geometry.decode_query_len) / hot_unit(geometry))
     least_free = (hot.free_low + hot.free_high) / 2 * snapshot.gpu.total_blocks
     spare = math.floor((snapshot.gpu.free_blocks - least_free) / (geometry.hot_groups * running))

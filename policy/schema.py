@@ -116,7 +116,7 @@ class Policy(Section):
     stall_after: Annotated[Duration, Field(ge=1)] = 30.0
     """Calls without progress for this long, while memory is free, are a stall: nothing moves."""
     levers: Levers = Levers()
-    """A mode of its own for each lever."""
+    """A separate mode for each lever."""
     pools: Pools = Pools()
     """Absolute bounds of the two pools that share the host budget."""
     rebalance: Rebalance = Rebalance()

@@ -158,7 +158,7 @@ class Pools(Section):
 
 
 def _auto_or(tag: str) -> Discriminator:
-    """Tells the word ``auto`` from a value, which is tagged ``tag``."""
+    """Distinguishes the word ``auto`` from a value, which is tagged ``tag``."""
     return Discriminator(lambda value: "auto" if value == "auto" else tag)
 
 
@@ -270,7 +270,7 @@ class Rebalance(Section):
 
 
 RowBytes: TypeAlias = Annotated[ByteSize, Field(ge=2**20, le=2**50)]
-"""Bytes a second; no bus of host memory is slower, and none so fast."""
+"""Bytes per second; no bus of host memory is slower, and none so fast."""
 
 
 class Hot(Section):

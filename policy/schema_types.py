@@ -1,7 +1,7 @@
 """What the sections of the policy document share: their base class, and types with units.
 
 ``Section`` is frozen and refuses unknown keys. ``PoolSize`` is bytes with a unit or a share of the
-host budget; the Python type tells them apart (``int`` bytes, ``float`` share of one). Only a node
+host budget; the Python type distinguishes them (``int`` bytes, ``float`` share of one). Only a node
 with a known budget can turn one into the other, which ``bounds`` does.
 """
 

@@ -1,7 +1,7 @@
 """How running requests share the hot budget: by marginal gain from each one's own miss curve.
 
 Utility-based partitioning with lookahead (Qureshi and Patt, "Utility-Based Cache Partitioning",
-MICRO 2006): blocks go where the next stretch of blocks saves most misses a block, so a curve that
+MICRO 2006): blocks go where the next stretch of blocks saves most misses per block, so a curve that
 only falls after a plateau is seen across it. ``share_hot_budget`` is pure arithmetic on hot blocks
 of one group. ``propose_sharing`` says when to share again: only when the curves promise enough, and
 no more often than the multiplier itself may shrink.
@@ -22,7 +22,7 @@ from hisparsed.policy.signals import LeasePoint, RequestHot, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Hot blocks a request, in order of request id, and the misses a step expected."""
+    """Hot blocks per request, in order of request id, and the misses per step expected."""
 
     leases: dict[str, int]
     misses_before: float

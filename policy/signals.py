@@ -157,7 +157,7 @@ class Reserve:
     can_release: bool = False
     """Whether the node can give their memory back to the system."""
     releasing: bool = False
-    """Whether it was told to."""
+    """Whether it was asked to."""
     released_bytes: int = 0
     """Memory that the operating system has back."""
 
@@ -178,7 +178,7 @@ class Ledger:
     violations: tuple[LedgerViolation, ...] = ()
     violations_total: int = 0
     given_back_blocks_total: int = 0
-    """Blocks taken back from their tenants at once because nothing ran for want of them."""
+    """Blocks taken back from their tenants at once because nothing ran for lack of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class MissPoint:
 
 @dataclass(frozen=True, slots=True)
 class LeasePoint:
-    """With a lease of ``blocks`` hot blocks a group, ``misses_per_step`` rows are loaded."""
+    """With a lease of ``blocks`` hot blocks per group, ``misses_per_step`` rows are loaded."""
 
     blocks: int
     misses_per_step: float

@@ -35,7 +35,7 @@ from hisparsed.policy.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Tokens a minute that one step more would have served, a pool."""
+    """Tokens per minute that one step more would have served, a pool."""
 
     hisparse_per_min: float
     offload_per_min: float

@@ -48,7 +48,7 @@ _SHARE: Final = re.compile(rf"({_NUMBER}) ?%", re.ASCII)
 def parse_bytes(value: object) -> int:
     """Bytes from "384GiB", "1.5 TiB", "512MB" or a whole number of bytes from 1024 on, or 0.
 
-    Raises ``PydanticCustomError``, a ``ValueError``, that says what would be right.
+    Raises ``PydanticCustomError``, a ``ValueError``, that says the expected value.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if 0 < value < _LEAST_PLAIN_BYTES:
@@ -97,7 +97,7 @@ def _unit_hint(number: str, unit: str) -> str:
 def parse_duration(value: object) -> float:
     """Seconds from "30s", "250ms", "5m", "1h30m", or a plain number of seconds.
 
-    Raises ``PydanticCustomError``, a ``ValueError``, that says what would be right.
+    Raises ``PydanticCustomError``, a ``ValueError``, that says the expected value.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _checked_seconds(value, value)
@@ -134,7 +134,7 @@ def _time_hint(value: str) -> str:
 def parse_fraction(value: object) -> float:
     """A share 0..1 from "10%" or 0.1.
 
-    Raises ``PydanticCustomError``, a ``ValueError``, that says what would be right.
+    Raises ``PydanticCustomError``, a ``ValueError``, that says the expected value.
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not value or MIN_SHARE <= value <= 1:

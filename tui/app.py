@@ -1,7 +1,8 @@
 """The application: the screens of one node and of a fleet, fed by live nodes or a recorded journal.
 
-Draws at most four times a second, and every second for the clock; between updates nothing is asked
-of any node. ``run_app`` starts it on nodes or on a journal. The pages of a node are in ``pages``.
+Draws at most four times per second, and every second for the clock; between updates nothing is
+asked of any node. ``run_app`` starts it on nodes or on a journal. The pages of a node are in
+``pages``.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class TopApp(App[None]):
         self._draw_due = False
 
     def context(self, session: NodeSession | None = None) -> ViewContext:
-        """A recorded journal has a time of its own."""
+        """A recorded journal has its own time."""
         now_s = self._clock()
         if session is not None and session.player is not None:
             now_s = session.model.node_time_s or now_s

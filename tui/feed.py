@@ -119,7 +119,7 @@ class LiveFeed:
             self._asking_requests = self._start(self._ask_requests())
 
     def refresh_policy(self) -> None:
-        """Ask for the policy; once more afterwards where it is being asked for."""
+        """Ask for the policy; again afterwards where it is being asked for."""
         if self._asking_policy is not None and not self._asking_policy.done():
             self._policy_asked_again = True
             return
@@ -168,7 +168,7 @@ class LiveFeed:
                 self._start(self._ask_status())
 
     async def _catch_up(self) -> None:
-        """What happened before the stream; parts that this node does not have are left out."""
+        """What happened before the stream; parts that this node does not have are omitted."""
         for path, query, wrap in past_parts(history_s=SPAN_S):
             try:
                 document = await self.client.get(path, **query)

@@ -20,7 +20,7 @@ def size(count: float | None) -> str:
 
 
 def per_second(count: float | None) -> str:
-    """Bytes a second."""
+    """Bytes per second."""
     return UNKNOWN if count is None else f"{size(count)}/s"
 
 

@@ -137,7 +137,7 @@ class ChartHistory:
         self._passed_s = None
 
     def add(self, at_unix_s: float, values: Values) -> None:
-        """Samples that come too soon or out of order are left out."""
+        """Samples that come too soon or out of order are omitted."""
         if self._times and at_unix_s - self._times[-1] < FINE_S:
             return
         self._times.append(at_unix_s)

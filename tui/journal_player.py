@@ -2,7 +2,7 @@
 
 A feed like the live one. ``status_document``, ``flat_decisions`` and ``whole_tick`` put a recorded
 tick in the form of the API's documents, so that pages need not know the source; what a snapshot
-does not hold (the daemon's own state) is left out. Reading happens in the event loop in
+does not hold (the daemon's own state) is omitted. Reading happens in the event loop in
 small pieces; a tick takes well under a millisecond. Clock and sleep come from outside.
 """
 
@@ -207,7 +207,7 @@ class JournalPlayer:
             before = now
 
     async def tick(self, entry: Document) -> Document:
-        """Raises ``ViewError`` when the journal cannot tell."""
+        """Raises ``ViewError`` when the journal does not know."""
         at_s, sequence = number(entry, "at_unix_s") or 0.0, int(number(entry, "sequence") or 0)
         place = self.reader.place_of(sequence, at_s)
         tick = self.reader.tick(place) if place is not None else None
@@ -273,7 +273,7 @@ class JournalPlayer:
         self._next = last + 1
         places = range(first, last + 1)
         if len(places) > _MOST_TICKS_A_FRAME:
-            # Too fast to show every tick: charts take samples, and no move is left out.
+            # Too fast to show every tick: charts take samples, and no move is omitted.
             places = range(first, last + 1, len(places) // _MOST_TICKS_A_FRAME + 1)
         ticks = self._read(places)
         self._send_decisions(self._read(self._moves_in(first, last + 1)), every=False)

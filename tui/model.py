@@ -33,7 +33,7 @@ class Connection(StrEnum):
 class Urgency:
     """How much a node needs a person: the higher, the worse; ``word`` says why.
 
-    ``sentence`` says it whole, where the engine's life or the link does not say it already.
+    ``sentence`` says it whole, where the engine's state or the link does not say it already.
     """
 
     rank: int
@@ -48,7 +48,7 @@ NOT_WELL = 40
 class NodeModel:
     """One node. ``revision`` grows with every update, so that a page sees a change.
 
-    ``label`` tells nodes apart; where nobody ``named`` it so, pages show the node's own name.
+    ``label`` distinguishes nodes; where nobody ``named`` it so, pages show the node's own name.
     """
 
     def __init__(self, label: str, address: str = "", *, named: bool = True) -> None:
@@ -200,7 +200,7 @@ class NodeModel:
             )  # fmt: skip
 
     def _shortages(self) -> Iterator[Urgency]:
-        """What limits a node that is well."""
+        """The limit of a healthy node."""
         if dig(self.observed, "gpu.waiting_for_blocks"):
             yield Urgency(30, "short of GPU blocks")
         coverage = number(self.derived, "coverage")

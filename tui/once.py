@@ -47,7 +47,7 @@ def text_page(model: NodeModel, width: int, context: ViewContext) -> str:
 
 
 def text_fleet(models: Sequence[NodeModel], width: int, context: ViewContext) -> str:
-    """A line a node, worst first."""
+    """One line per node, worst first."""
     lines = [fleet_line(model, width, context) for model in worst_first(models)]
     return f"{fleet_titles(width)}\n{_text(lines, context)}"
 

@@ -1,7 +1,7 @@
 """What `hisparsed top` was asked for, checked: which nodes, which theme, which journal.
 
 A node is a Unix socket, or the URL of one that was forwarded. ``ViewError`` is the error of a
-mistake that a person can put right. Nothing runs here.
+error that a person can put right. Nothing runs here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 
 class ViewError(Exception):
-    """The message names the place, the value and what would be right."""
+    """The message names the place, the value and the expected value."""
 
 
 SOCKET_ENV = "HISPARSED_SOCKET"
@@ -26,7 +26,8 @@ _BASE_OF_SOCKET = "http://hisparsed"
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """``socket`` is ``None`` for a URL. ``label`` tells nodes apart; a node that was not ``named``
+    """``socket`` is ``None`` for a URL. ``label`` distinguishes nodes; a node that was not
+    ``named``
     shows the name that it gives itself."""
 
     label: str
@@ -60,7 +61,7 @@ def parse_address(text: str) -> NodeAddress:
 
 def _named(text: str) -> tuple[str, str]:
     """Name and address. A name may hold a slash, as in ``rack-1/node-7=/run/a.sock``; what begins
-    as an address, or goes on as none, is a path or URL with "=" in it."""
+    as an address, or continues as none, is a path or URL with "=" in it."""
     name, equals, rest = text.partition("=")
     if not equals or "://" in name or name.startswith(_ADDRESSES):
         return "", text
@@ -75,7 +76,7 @@ def default_address() -> NodeAddress:
 
 
 def _label(path: Path) -> str:
-    """Of a node that has not said its name: the folder tells sockets apart better than their
+    """Of a node that has not said its name: the folder distinguishes sockets better than their
     usual name does."""
     if path.name == "control.sock" and path.parent.name:
         return path.parent.name
@@ -128,7 +129,7 @@ def make_options(
 
 
 def _labelled_apart(addresses: list[NodeAddress]) -> list[NodeAddress]:
-    """Labels are what the screen tells nodes apart by, so each is there once."""
+    """Labels are what the screen distinguishes nodes by, so each is there once."""
     seen: dict[str, int] = {}
     result = []
     for one in addresses:

@@ -203,7 +203,7 @@ class DecisionsPage(Page):
         if chosen is not None:
             self._set(replace(self._filter, code=None if chosen == _EVERY_CODE else chosen))
 
-    # Exclusive: while a slow node is asked, another Enter asks anew instead of piling up.
+    # Exclusive: while a slow node is asked, another Enter asks again instead of piling up.
     @work(exclusive=True)
     async def on_table_view_chosen(self, event: TableView.Chosen) -> None:
         entry = next((one for one in self._entries if _key(one) == event.key), None)

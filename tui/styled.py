@@ -58,7 +58,7 @@ def _ascii(part: str) -> str:
 
 
 def line(*parts: Part) -> Line:
-    """A line of its parts; empty ones are left out."""
+    """A line of its parts; empty ones are omitted."""
     spans = []
     for part in parts:
         text, role = (part, "") if isinstance(part, str) else part
@@ -136,7 +136,7 @@ def wrap(text: str, width: int, role: str = "") -> list[Line]:
 
 
 def hanging(head: Line, text: str, width: int, role: str = "") -> list[Line]:
-    """``text`` after ``head``; what does not fit goes on below itself."""
+    """``text`` after ``head``; what does not fit continues below itself."""
     first, *more = wrap(text, max(8, width - head.cells), role)
     indent = line(" " * head.cells)
     return [head + first, *(indent + one for one in more)]

@@ -1,6 +1,6 @@
 """What roles look like: dark, light, safe for the colour-blind, and without any colour.
 
-Colour is never the only sign: every state also has a word, a letter or a character of its own.
+Colour is never the only sign: every state also has its own word, letter or character.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ LIGHT = _look(
     accent="#6a3fb5", chart="#0f7b7b", hisparse="#0b66c3", offload="#a85500", hot="#7a3fc0",
 )  # fmt: skip
 # Blue, orange, sky and vermilion of a palette made for all common colour deficiencies; good and
-# bad are told apart by lightness too.
+# bad are distinguished by lightness too.
 COLOUR_BLIND = _look(
     "colour-blind", dark=True, background="#101214", surface="#2d3338", text="#e6e6e6",
     dim="#9aa0a6", frame="#555c63", title="#56b4e9", good="#56b4e9", warn="#f0e442",

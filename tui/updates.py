@@ -60,7 +60,7 @@ class HistoryUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
-    """``document`` is ``None`` where the node cannot tell, with ``why``."""
+    """``document`` is ``None`` where the node does not know, with ``why``."""
 
     document: Document | None
     why: str = ""

@@ -5,7 +5,7 @@ draws only what is seen; its rows have keys, so that the cursor stays on its row
 
 Textual sends a screen every size that the terminal had, and the layout of one size sends the
 screen that size again. Two sizes in its queue at once (a window that is dragged, a busy machine)
-would then be laid out in turn for ever; ``SteadyScreen`` takes the latest size only.
+would then be laid out in turn forever; ``SteadyScreen`` takes the latest size only.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def text(document: object, path: str) -> str | None:
 
 
 def items(document: object, path: str) -> list[Document]:
-    """A list of objects; anything else in it is left out."""
+    """A list of objects; anything else in it is omitted."""
     value = dig(document, path)
     if not isinstance(value, list):
         return []
@@ -54,7 +54,7 @@ _Reader = Callable[[Any], Any]
 
 
 def build(kind: type[_Part], document: Document) -> _Part:
-    """A dataclass of figures out of JSON; names that this version does not know are left out.
+    """A dataclass of figures out of JSON; names that this version does not know are omitted.
 
     Raises ``TypeError`` or ``ValueError`` where a part is missing or cannot be right.
     """

@@ -82,7 +82,7 @@ class CanarySchedule:
         return None
 
     def ran(self, now_s: float) -> None:
-        """A round has begun, whoever asked for it."""
+        """A round has begun, regardless of who asked for it."""
         self._last_s = self._tried_s = now_s
         self._moved = 0
 
@@ -95,7 +95,7 @@ _SHARE_OF_LONGEST = 4
 
 @dataclass(frozen=True, slots=True)
 class CanaryQuestion:
-    """``recompute`` reads no prefix: every row is written anew."""
+    """``recompute`` reads no prefix: every row is written again."""
 
     prompt: tuple[int, ...]
     tokens: int
@@ -135,7 +135,7 @@ def prompt_tokens(prefix: float, geometry: PoolGeometry) -> int:
 
 
 def make_prompt(engine: CanaryEngine, wanted: int) -> tuple[int, ...]:
-    """Token ids of a prompt of ``wanted`` tokens: a list, and its beginning once more.
+    """Token ids of a prompt of ``wanted`` tokens: a list, and its beginning again.
 
     What follows is predictable, the rest of the list, and has to be read from far rows: a model
     copies with large margins, so rounding changes few tokens, and harm to those rows shows.
@@ -149,11 +149,11 @@ def make_prompt(engine: CanaryEngine, wanted: int) -> tuple[int, ...]:
 
 
 _SHARE_AGAIN = 4
-"""A part of the prompt is the beginning of the list once more."""
+"""A part of the prompt is the beginning of the list again."""
 
 
 def _text(lines: int) -> str:
-    """Numbered lines that all differ, so that each page has rows of its own."""
+    """Numbered lines that all differ, so that each page has its own rows."""
     return "".join(
         f"Shelf {number} holds {number * _PRIME % 9973} boxes and {number * 31 % 97} keys.\n"
         for number in range(1, lines + 1)

@@ -41,8 +41,8 @@ rounds otherwise for corruption; what kernels of a GPU do was not measured yet."
 _EXACT_NOISE = 1e-5
 """Where the node's arithmetic is exact: what is left are float32 digits of log probabilities."""
 _ALIKE = 8.0
-"""Positions have noise of their own as far as they were seen often: the noise of all counts as
-so many answers more at each."""
+"""Positions have their own noise as far as they were seen often: the noise of all counts as
+this many answers more at each."""
 CERTAIN = 6.0
 """Distance / noise of one answer that is corruption by itself."""
 SUSPECT = 3.2
@@ -50,7 +50,7 @@ SUSPECT = 3.2
 _GROSS = 1.0
 """Natural units."""
 _FLIP = 25.0
-"""A token whose log probability lay so many times the noise below the best one's was not chosen
+"""A token whose log probability lay this many times the noise below the best one's was not chosen
 by rounding."""
 
 

@@ -1,6 +1,6 @@
 """`hisparsed serve`, `status`, `top` and `explain`: run a node and look at it.
 
-``serve`` exits with 0 after a stop that it was told to make, 2 for wrong input, and 70 when no
+``serve`` exits with 0 after a stop that was requested, 2 for wrong input, and 70 when no
 engine could be started or kept running. ``status`` and ``explain`` exit with 2 when no daemon
 answers. ``top --once`` and ``top --json`` exit with 1 when some node did not answer and with 2
 when none did. Imports beyond typer wait until a command runs.
@@ -79,7 +79,7 @@ EXIT_MISTAKE = 1
 
 
 def _stop_before_the_start(*_: object) -> None:
-    """Nothing is taken yet; ``run_node`` has handlers of its own."""
+    """Nothing is taken yet; ``run_node`` has its own handlers."""
     raise SystemExit(0)
 
 

@@ -1,7 +1,7 @@
 """`hisparsed doctor` and `hisparsed install`: examine the machine, lay out the service.
 
-``doctor`` exits with 0 when all is well, 1 with warnings, 2 for a wrong document, and 3 when a node
-must not start. ``install`` exits with 2 when a file cannot be written.
+``doctor`` exits with 0 if no check failed, 1 with warnings, 2 for a wrong document, and 3 when a
+node must not start. ``install`` exits with 2 when a file cannot be written.
 """
 
 import json
@@ -91,7 +91,7 @@ def install(
 
 
 def _program() -> Path:
-    """The script beside this interpreter: what runs this command now may be `python -m`."""
+    """The script next to this interpreter: what runs this command now may be `python -m`."""
     import sys
 
     from hisparsed.errors import UserError

@@ -1,6 +1,6 @@
 """`hisparsed policy ...`, `freeze`, `thaw` and `mode`: check, show and change the policy.
 
-Exit code 2 for a policy with mistakes, for a refusal, and when no daemon answers. Imports beyond
+Exit code 2 for a policy that is invalid, for a refusal, and when no daemon answers. Imports beyond
 typer wait until a command runs.
 """
 

@@ -106,8 +106,8 @@ def in_folder(arguments: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def file_problems(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Names whose file or template cannot be read, each with what is wrong and what would be
-    right."""
+    """Names whose file or template cannot be read, each with what is wrong and the
+    expected value."""
     for name, file in _files(arguments):
         try:
             text = Path(file).read_text("utf-8")

@@ -76,7 +76,7 @@ class ApiConfig(_Section):
     host: str = "127.0.0.1"
     port: Port = 8000
     api_key_file: Path | None = None
-    """One key a line; clients must send one of them. Relative to this document."""
+    """One key per line; clients must send one of them. Relative to this document."""
     limits: ApiLimits = ApiLimits()
 
     @model_validator(mode="after")
@@ -138,7 +138,7 @@ class NodeConfig(_Section):
     drain_timeout: Duration = 120.0
     """Seconds that running requests get to end after SIGTERM."""
     supervision: SupervisionConfig = SupervisionConfig()
-    """How an engine that dies or hangs is started anew."""
+    """How an engine that dies or hangs is restarted."""
     journal: JournalConfig = JournalConfig()
     log: LogConfig = LogConfig()
     allow_untested_vllm: bool = Field(default=False, strict=True)

@@ -34,7 +34,7 @@ class ModelDescription(_Section):
     index_every: Count
     """Layers that share one indexer's top-k."""
     index_offset: Annotated[int, Field(ge=0, le=4096, strict=True)]
-    """Layers before this one have an indexer of their own."""
+    """Layers before this one have their own indexer."""
     row_bytes: Count
     """One KV row of one sparse-MLA layer."""
     published_row_bytes: Count
@@ -64,7 +64,7 @@ class ModelDescription(_Section):
 
 
 class GpuDescription(_Section):
-    """One GPU of `count`; bandwidths are bytes a second."""
+    """One GPU of `count`; bandwidths are bytes per second."""
 
     count: Few
     kv_memory: ByteSize = Field(gt=0)
@@ -130,8 +130,8 @@ class RowsDescription(_Section):
     union: tuple[Positive, ...] = Field(min_length=1)
     """Distinct rows / top-k that 1, 2, ... rows of one request select in one step."""
     spread: float = Field(default=0.0, ge=0, le=10)
-    """How much requests differ: each misses as if its buffer were larger or smaller by a factor
-    of its own, up to 1 + spread either way."""
+    """How much requests differ: each misses as if its buffer were larger or smaller by its
+    own factor, up to 1 + spread either way."""
 
 
 class NodeDescription(_Section):

@@ -1,4 +1,4 @@
-"""The sections of the node document that have keys and rules of their own.
+"""The sections of the node document that have their own keys and rules.
 
 API limits, the CUDA node, the reference node, prefill/decode disaggregation and supervision. Each
 class reads and checks one section. What the machine and the model allow is checked at start.
@@ -56,7 +56,7 @@ class CudaConfig(BaseModel):
     gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] | None = None
     """Share of each GPU's memory that the engine may take."""
     kv_cache_dtype: Literal["fp8_ds_mla", "bfloat16"] = "fp8_ds_mla"
-    """How a sparse-MLA row is kept: 656 bytes a layer in FP8, 1152 in bfloat16."""
+    """How a sparse-MLA row is kept: 656 bytes per layer in FP8, 1152 in bfloat16."""
     hot_rows: Many | None = None
     """Rows of a hot buffer; ``None`` leaves it to the policy.
 
@@ -130,14 +130,14 @@ _OF_ROLE: Final = {"lease": "prefill", "timeout": "decode", "peers": "decode"}
 _NOT_ON: Final = {
     ("reference", "prefill"): ("nixl",),
     ("reference", "decode"): ("host", "port", "nixl"),
-    # vLLM's NIXL has limits of its own.
+    # vLLM's NIXL has its own limits.
     ("cuda", "decode"): ("timeout",),
 }
 """Keys that a kind of node has not, by kind and role."""
 
 
 class Refused(NamedTuple):
-    """``key``: path from the section. ``hint``: what would be right."""
+    """``key``: path from the section. ``hint``: the expected value."""
 
     key: tuple[str, ...]
     message: str
@@ -202,7 +202,7 @@ _SomeSeconds = Annotated[Duration, Field(ge=1)]
 
 
 class SupervisionConfig(BaseModel):
-    """An engine that dies or hangs is started anew inside the daemon, a few times."""
+    """An engine that dies or hangs is restarted inside the daemon, a few times."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -214,7 +214,7 @@ class SupervisionConfig(BaseModel):
     longest_wait: _PositiveDuration = 120.0
     """At most this long."""
     hang_after: _SomeSeconds | None = 360.0
-    """An engine without a report for so long is killed and started anew; null: never. Longer than
+    """An engine without a report for this long is killed and restarted; null: never. Longer than
     the longest step (vLLM itself gives one 300 s), shorter than the service manager's watchdog.
     Time in which a compiler runs below the engine does not count, up to half an hour."""
     start_tries: Annotated[int, Field(ge=1, le=100, strict=True)] = 2

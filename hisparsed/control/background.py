@@ -1,4 +1,4 @@
-"""What goes on beside the loop for as long as the daemon: begun again when it ends, and told of.
+"""Background tasks that run as long as the daemon: restarted when they end, and reported.
 
 Not for engines, which ``supervision`` keeps, nor for work that ends by itself.
 """

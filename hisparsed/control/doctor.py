@@ -1,4 +1,4 @@
-"""The doctor beside a serving node: it looks again from time to time and on request.
+"""The doctor alongside a serving node: it looks again from time to time and on request.
 
 Each look runs in its own thread, because a driver may take minutes to answer. Events report new
 findings and findings that are gone. The checks come from outside; nothing is repaired here and no

@@ -1,4 +1,4 @@
-"""Events beside the ticks, and the stream that carries them to listeners.
+"""Events alongside the ticks, and the stream that carries them to listeners.
 
 ``EventRecorder`` writes an event to the journal, the event stream and the log in one call.
 ``Broadcast`` sends messages to every listener and waits for none of them.

@@ -63,7 +63,8 @@ def unexpected(error: Exception) -> str:
 def folders_of(files: Sequence[Watched]) -> dict[Path, tuple[int, int]]:
     """Where each file's name stands, and where the file itself is when the name is a link.
 
-    Each with what tells a folder from another of its name. Those that cannot be seen are left out.
+    Each with what distinguishes a folder from another of its name. Those that cannot be seen are
+    omitted.
     """
     names = {file.path.absolute().parent for file in files}
     # Not ``Path.resolve``, which raises for links that lead in a circle.
@@ -105,7 +106,7 @@ async def watch_files(
                 for file in files:
                     file.look()
                 if folders_of(files) != folders:
-                    break  # a link leads elsewhere now, or a folder was made anew
+                    break  # a link leads elsewhere now, or a folder was made again
             else:
                 await sleep(SLOW_LOOK_S)
         except OSError as error:

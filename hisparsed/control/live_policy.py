@@ -258,7 +258,7 @@ class PolicySource:
         return self._put(self._checked.loaded, kept)
 
     def reload(self, *, actor: str = "daemon") -> Reload:
-        """Load the document anew; anything wrong with it leaves the policy in force alone."""
+        """Load the document again; anything wrong with it leaves the policy in force alone."""
         self._tried = fingerprint(self._path)
         try:
             loaded = load_document(self._path, Policy)
@@ -302,7 +302,7 @@ class PolicySource:
         return self._put(self._checked.loaded, others, rise=True)
 
     def advance(self, snapshot: Snapshot | None = None) -> Advance:
-        """Let overrides expire and schedules begin and end; called once a tick.
+        """Let overrides expire and schedules begin and end; called once per tick.
 
         What was set for a time lasts as long as requested, whatever becomes of the clock;
         schedules go by the clock.

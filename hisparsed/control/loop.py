@@ -1,7 +1,7 @@
 """The control loop: observe, decide, apply, confirm from the next report, journal.
 
 Clocks, sleep and engine come from outside. Judges nothing: that is the policy's. A failed
-report or command is counted and the loop goes on; a dead engine ends it, and others tell of it.
+report or command is counted and the loop continues; a dead engine ends it, and others report it.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class ControlLoop:
             await self._sleep(due_s - now_s)
 
     async def _safe_tick(self) -> None:
-        """A mistake in deciding must not take the requests down: the levers stay, it goes on."""
+        """An error in deciding must not take the requests down: the levers stay, it continues."""
         try:
             await self.tick()
         except EngineGone:

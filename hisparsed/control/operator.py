@@ -68,7 +68,7 @@ def record_advance(recorder: EventRecorder, advance: Advance) -> None:
 
 
 FILE_WATCH = "file watch"
-"""The actor of reloads that nobody asked for: the document has changed on disk."""
+"""The actor of reloads without a request: the document has changed on disk."""
 
 
 class StaleGenerationError(Exception):
@@ -122,7 +122,9 @@ class Operator:
         return reload
 
     def reload_if_changed(self) -> None:
-        """Reload where the file is another one than at the latest reload, whoever asked for it."""
+        """Reload where the file is another one than at the latest reload, regardless of who asked
+        for it.
+        """
         if self._source.changed_on_disk():
             self.reload(actor=FILE_WATCH)
 

@@ -74,7 +74,7 @@ class PolicyJournal:
         self._kept: object = None
 
     def look(self) -> None:
-        """Called once a tick, before its decision."""
+        """Called once per tick, before its decision."""
         in_force = self._source.in_force
         mark = (self._source.active.generation, in_force.active, dict(self._holds.modes))
         if mark == self._kept:

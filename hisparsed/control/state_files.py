@@ -53,7 +53,7 @@ def save_evidence_file(
 
 
 def _number(path: Path) -> int:
-    """0 where somebody else named the file."""
+    """0 where another user named the file."""
     digits = path.stem.rpartition("-")[2]
     return int(digits) if digits.isascii() and digits.isdecimal() else 0
 
@@ -213,7 +213,7 @@ class TargetFile:
 def with_kept_targets(
     commands: EngineCommand, targets: Targets, policy: Policy, geometry: PoolGeometry
 ) -> EngineCommand:
-    """The start's commands with what was kept in the place of the policy's start values.
+    """The start's commands with what was kept instead of the policy's start values.
 
     Levers that the policy may not act on stay as they are.
     """

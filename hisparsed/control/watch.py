@@ -71,7 +71,7 @@ class LedgerGuard:
 HELD_S = 10.0
 """Clocks that are held down for a moment cost nothing."""
 FREE_S = 60.0
-"""At full speed for so long before it is said: heat comes and goes."""
+"""At full speed for this long before it is said: heat comes and goes."""
 _NORMAL = frozenset({"power-cap"})
 
 
@@ -85,7 +85,7 @@ class _Known:
 
 
 class GpuEvents:
-    """Call ``changes`` about once a second with what the status shows."""
+    """Call ``changes`` about once per second with what the status shows."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}

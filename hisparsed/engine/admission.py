@@ -6,7 +6,7 @@ useful; ageing bounds how long any call can be passed over.
 
 The live set is the sessions that are likely to come back. A call belongs to the session whose
 earlier prompt is the longest prefix of its own; block hashes are chained, so one look-up a block
-finds it. Prefixes that sessions share (system prompts) count once a session, so the live set errs
+finds it. Prefixes that sessions share (system prompts) count once per session, so the live set errs
 on the large side. Pure: time is passed in.
 """
 
@@ -29,7 +29,7 @@ class WaitingCall:
 
 
 class OldestTurn:
-    """When the call that has waited longest is due, however dear: once in so many starts.
+    """When the call that has waited longest is due, however expensive: once in this many starts.
 
     Ageing alone lets calls through in bursts, and above what the node can recompute it becomes
     the order of arrival again. A share of the starts never does.

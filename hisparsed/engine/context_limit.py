@@ -26,7 +26,7 @@ class CallLength:
     asked: int | None
 
     def beyond(self, limit: int) -> bool:
-        """An answer of at least one token must fit beside the prompt."""
+        """An answer of at least one token must fit next to the prompt."""
         return self.prompt + (self.asked or 1) > limit
 
 
@@ -48,7 +48,7 @@ class ContextLimit:
 
     @property
     def in_force(self) -> int | None:
-        """The longest call that is served without a turn of its own."""
+        """The longest call that is served without its own turn."""
         limits = [self.model_tokens, None if self.over == "wait" else self.max_tokens]
         return min((one for one in limits if one is not None), default=None)
 
@@ -69,7 +69,7 @@ class ContextLimit:
         )
 
     def refuses(self, least_tokens: int) -> str | None:
-        """Why a prompt of at least so many tokens is refused before it is tokenised."""
+        """Why a prompt of at least this many tokens is refused before it is tokenised."""
         limit = self.in_force
         if limit is None or least_tokens < limit:
             return None

@@ -248,7 +248,7 @@ class EngineControl:
     def head_need_blocks(self) -> int:
         """Host blocks that the next call needs to start, beyond those it holds; 0 when none waits.
 
-        Calls whose prefix was loaded wait in a queue of their own, and hold blocks there.
+        Calls whose prefix was loaded wait in their own queue, and hold blocks there.
         """
         heads = [queue.peek_request() for queue in waiting_queues(self._scheduler) if queue]
         return max(map(self._need_blocks, heads), default=0)

@@ -124,10 +124,10 @@ class HeldPrefix:
                 RememberedPrefix(hashes, self._source_group),
                 RememberedPrefix(hashes, self._indexer_group),
             )
-        # Tables are fetched anew each time: a reset of the cache replaces vLLM's.
+        # Tables are fetched again each time: a reset of the cache replaces vLLM's.
         indexed = len(known.indexer.walk(self._indexer_pool.cached_block_hash_to_block, usable))
         while indexed < usable:
-            # As vLLM: the offload pool goes on where the GPU ends.
+            # As vLLM: the offload pool continues where the GPU ends.
             chunk = self._chunks.get(known.chunk_key(indexed, self._indexer_group))
             if chunk is None or not chunk.is_ready:
                 break

@@ -145,7 +145,7 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
 
 
 ResizeHot = Callable[[dict[str, int]], None]
-"""Shrinks the hot buffers of requests to a number of blocks a group, rows moved first."""
+"""Shrinks the hot buffers of requests to a number of blocks per group, rows moved first."""
 
 MAX_REQUESTS = 256
 _POINTS_ABOVE = 4
@@ -248,7 +248,7 @@ class HotShares:
     def apply(self, command: EngineCommand, resize_hot: ResizeHot | None) -> None:
         """Put multiplier and leases of a possible command in force.
 
-        A new multiplier ends leases of their own: what they divided is no longer there.
+        A new multiplier ends their own leases: what they divided is no longer there.
         """
         if command.multiplier is None and command.hot_leases is None:
             return

@@ -1,7 +1,7 @@
 """What vLLM asks of an executor, answered in the engine core's process, without GPU workers.
 
 The part of the contract that the reference and simulated nodes answer alike: layers and the pages
-that HiSparse plans beside them, one answer a step, and what has no meaning without workers. Not
+that HiSparse plans next to them, one answer a step, and what has no meaning without workers. Not
 here: what a step computes, and what the control side asks.
 """
 

@@ -38,7 +38,7 @@ class KernelReason(StrEnum):
 
 
 class RankTimes(BaseModel):
-    """One GPU's resolve and gathers, microseconds a step, where ours did worst."""
+    """One GPU's resolve and gathers, microseconds per step, where ours did worst."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -44,7 +44,7 @@ class LimitedLLM(AsyncLLM):  # type: ignore[misc]
     context_limit: ContextLimit
     """Set by ``start_engine``, since vLLM makes this object."""
     stops = False
-    """The engine core was told to stop, by somebody else than the daemon."""
+    """The engine core was told to stop, by a process other than the daemon."""
 
     @property
     def errored(self) -> bool:

@@ -2,7 +2,7 @@
 
 A page has one GPU block in each index group (20 and more), and all of them move together: they are
 allocated, copied to the host, unpinned and lost at the same moments. vLLM asks each group on its
-own, for each page, several times a step; a prefill of 8,192 tokens costs it 20 to 40 ms so. Here
+own, for each page, several times per step; a prefill of 8,192 tokens costs it 20 to 40 ms so. Here
 a page is one object, a group is asked once, and the rest follows. Every decision stays
 vLLM's: the same blocks in the same order, the same metadata for workers, the same order of the
 free queue. ``tests/engine/test_pages.py`` drives both through the same calls and compares all of

@@ -42,7 +42,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def text_param(params: Mapping[str, Any], key: str) -> str:
-    """Raises ``ValueError`` that names the key, its value, and what would be right; as do the
+    """Raises ``ValueError`` that names the key, its value, and the expected value; as do the
     others."""
     value = params.get(key)
     if not isinstance(value, str) or not value:
@@ -53,7 +53,7 @@ def text_param(params: Mapping[str, Any], key: str) -> str:
 def count_param(
     params: Mapping[str, Any], key: str, most: int = 1 << 31, *, default: int | None = None
 ) -> int:
-    """``default``: where the key may be left out."""
+    """``default``: where the key may be omitted."""
     value = params.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ValueError(f"kv_transfer_params.{key}: {value!r} is not a number from 1 to {most}")

@@ -49,7 +49,7 @@ class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
             **kwargs,
         )
         if apply_admission_cap and total_computed_tokens > num_local_computed_tokens:
-            # One more than the cap: the last imported page stays writable beside the steps.
+            # One more than the cap: the last imported page stays writable next to the steps.
             return min(int(needed), 1 + admission_cap(self))
         return int(needed)
 

@@ -121,7 +121,7 @@ def _idle_with_work(facts: StepFacts) -> bool:
 
 def _remedies(waiting: int) -> list[Remedy]:
     others: Sequence[Remedy] = [Remedy.NEXT_IN_LINE] * (waiting - 1)
-    # With all tried in turn the first head is at the head again once it has moved once more.
+    # With all tried in turn the first head is at the head again once it has moved again.
     back = [Remedy.NEXT_IN_LINE] if others else []
     return [Remedy.LIFT_LIMIT, *others, *back, Remedy.FORGET_PREFIX]
 

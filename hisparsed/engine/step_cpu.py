@@ -19,7 +19,7 @@ MOST_STEPS = 2_048
 
 
 class StepCpuTimes:
-    """``cpu_s`` is the thread's CPU time so far; it is read four times a step."""
+    """``cpu_s`` is the thread's CPU time so far; it is read four times per step."""
 
     def __init__(self, cpu_s: Callable[[], float] = time.thread_time) -> None:
         self._cpu_s = cpu_s

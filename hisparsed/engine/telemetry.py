@@ -24,7 +24,7 @@ from hisparsed.policy.signals import SampledRows
 
 CONNECTOR = "HiSparseConnector"
 HITS, MISSES, H2D_BYTES = "cache_hits", "cache_misses", "host_to_device_bytes"
-"""What every version has. Since 0.32 levels and lifetimes of host blocks stand beside them; those
+"""What every version has. Since 0.32 levels and lifetimes of host blocks stand next to them; those
 the host ledger knows itself."""
 
 

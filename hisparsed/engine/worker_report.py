@@ -59,7 +59,7 @@ NO_HOT_ROWS = HotRows(0, 0, 0, 0, 0, 0)
 
 MAX_REQUESTS = 256
 LEAST_STEPS = 8
-"""Sampled steps behind a curve; fewer say little, and a change of size begins anew."""
+"""Sampled steps behind a curve; fewer say little, and a change of size begins again."""
 DISTINCT = [COUNTERS.index(name) for name in ("hits", "loads", "spills", "dropped")]
 """Columns of the counters that count distinct host-backed rows."""
 
@@ -73,7 +73,7 @@ def request_curves(
 
     ``states``: one an index group. ``row_of``: requests and their state rows. ``begun(group,
     row)``: step and distinct rows when the request began there or its size last changed.
-    Requests without enough sampled steps are left out.
+    Requests without enough sampled steps are omitted.
     """
     distinct = [state.counters[:, DISTINCT].sum(dim=1).tolist() for state in states]
     steps = [state.step.tolist() for state in states]

@@ -1,7 +1,7 @@
 """The stable id of every line that the daemon logs. Alerts use the id; the words may change.
 
 A line is known by its logger's family and by its format string. Lines whose words are made
-elsewhere name their id in the call. Events beside the ticks use their kind as the id.
+elsewhere name their id in the call. Events alongside the ticks use their kind as the id.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ vLLM sets up logging when it is imported, in every process and in some of them a
 document that names the handler here, so its lines come out as the daemon's do, from the first.
 
 Lines of the engine process also go to the daemon, as datagrams on a Unix socket, so that the daemon
-can show them, also the last ones of an engine that dies. What cannot be sent at once is left out:
+can show them, also the last ones of an engine that dies. What cannot be sent at once is omitted:
 logging must never hold up a step. Both ends are here.
 """
 

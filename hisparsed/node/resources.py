@@ -1,8 +1,8 @@
 """What a node takes from the machine before anything heavy starts: ports, state folder, lock.
 
-Everything that can be refused is refused here, so that a mistake never leaves half a node. Also the
+Everything that can be refused is refused here, so that an error never leaves half a node. Also the
 runtime folder: vLLM puts the sockets to its engine core into the folder for temporary files, and a
-killed daemon cannot remove them, so each life of the daemon has a folder of its own, which the next
+killed daemon cannot remove them, so each life of the daemon has its own folder, which the next
 life removes. Not for what must outlive the daemon.
 """
 
@@ -174,7 +174,7 @@ def temporary_folder() -> Path:
 
 @contextmanager
 def runtime_folder(state_dir: Path) -> Iterator[Path]:
-    """This process's temporary files go into a folder of its own, as long as this lasts.
+    """This process's temporary files go into its own folder, as long as this lasts.
 
     Call with the lock on ``state_dir`` held: what a killed daemon left is removed first.
     Raises ``UserError`` when the folder cannot be made.

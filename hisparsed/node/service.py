@@ -72,7 +72,7 @@ class ServiceManager:
             self._tell(WATCHDOG_USEC=_usec(self._watchdog_s))
 
     def restarting(self, sentence: str, *, within_s: float) -> None:
-        """The engine is started anew; no tick feeds the watchdog until ``ready``."""
+        """The engine is restarted; no tick feeds the watchdog until ``ready``."""
         self._tell(STATUS=sentence)
         self._lengthen_watchdog(within_s)
 

@@ -15,7 +15,7 @@ from hisparsed.node.resources import temporary_folder
 
 
 def start_problems(config: NodeConfig, environ: Mapping[str, str]) -> list[str]:
-    """Each names the setting and what would be right."""
+    """Each names the setting and the expected value."""
     problem = path_problem(config.control_socket)
     found = [*environment_problems(environ), *([problem] if problem is not None else [])]
     try:

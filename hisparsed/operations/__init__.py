@@ -1,4 +1,4 @@
-"""What operators run beside the daemon: install the service, examine the machine before a start.
+"""What operators run alongside the daemon: install the service, examine the machine before a start.
 
 Touches no running node and imports neither vLLM nor torch.
 """

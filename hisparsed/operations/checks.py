@@ -76,9 +76,9 @@ def findings_document(findings: Sequence[Finding], *, node: str) -> dict[str, An
 def findings_text(
     findings: Sequence[Finding], *, node: str, every: bool, width: int = _WIDTH
 ) -> str:
-    """For people: the worst first, with why and how; ``every`` also lists what is well.
+    """For people: the worst first, with why and how; ``every`` also lists checks that passed.
 
-    What is longer than ``width`` goes on below itself.
+    What is longer than ``width`` continues below itself.
     """
     order = list(reversed(Severity))
     lines = []
@@ -212,7 +212,7 @@ def own_bytes(q: Examination) -> int:
 
 
 def margin_bytes(q: Examination) -> int:
-    """What should stay free of the memory beside the host budget."""
+    """What should stay free of the memory in addition to the host budget."""
     return max(int(q.machine.memory_bytes * LEFT_FOR_SYSTEM), 2 * own_bytes(q))
 
 
@@ -300,7 +300,7 @@ def memlock(q: Examination) -> Iterator[Finding]:
     limit = q.machine.memlock_bytes
     # NVIDIA's driver pins with the kernel's get_user_pages and counts nothing as locked:
     # os_lock_user_pages in NVIDIA/open-gpu-kernel-modules, kernel-open/nvidia/os-mlock.c. What
-    # registers the pool beside it, such as RDMA, does count.
+    # registers the pool next to it, such as RDMA, does count.
     if q.pins and limit is not None and limit < q.config.host_budget:
         yield Finding(
             "memlock",

@@ -1,4 +1,4 @@
-"""The doctor: one visit before a start, and repeated looks beside a node that serves.
+"""The doctor: one visit before a start, and repeated looks alongside a node that serves.
 
 A visit reads the node document, looks at the machine, judges, and removes what dead engines and
 daemons left. What the node's own start would refuse is asked of the launch, not copied. Later looks
@@ -39,7 +39,7 @@ from hisparsed.policy.schema import Policy
 
 
 def start_problems(config: NodeConfig, kind: NodeKind) -> tuple[str, ...]:
-    """Sentences that name the setting and what would be right."""
+    """Sentences that name the setting and the expected value."""
     found = startable.start_problems(config, os.environ)
     try:
         policy = PolicySource(config.policy, clock=time.monotonic, wall_clock=time.time)
@@ -54,13 +54,13 @@ def start_problems(config: NodeConfig, kind: NodeKind) -> tuple[str, ...]:
     if kind != "cuda":
         return tuple(found)
     multiplier = launch.asked_multiplier(config, policy)
-    # What NVML does not tell is the doctor's to say, as a finding.
+    # What NVML does not report is the doctor's to say, as a finding.
     machine = launch.read_machine_facts(on_unreadable=lambda _: None)
     return (*found, *launch.start_problems(config, machine, multiplier, os.environ))
 
 
 _ANY_MEMORY = 2**62
-"""A budget beyond the machine's memory is a finding here, not a mistake of the document."""
+"""A budget beyond the machine's memory is a finding here, not an error of the document."""
 
 
 @dataclass(frozen=True, slots=True)

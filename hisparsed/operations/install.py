@@ -1,6 +1,6 @@
 """Lays out the service: unit, user, folders, configuration, dashboards. Writes files, runs nothing.
 
-Idempotent: what is as it should be is left alone, and a configuration file that somebody edited
+Idempotent: what is as it should be is left alone, and a configuration file that was edited
 is never overwritten. Not here: enabling or starting anything.
 """
 
@@ -31,7 +31,7 @@ class FileOutcome(StrEnum):
     UPDATED = "updated"
     UNCHANGED = "unchanged"
     KEPT = "kept"
-    """Somebody edited it; the shipped one lies in the share folder."""
+    """It was edited; the shipped one lies in the share folder."""
 
 
 @dataclass(frozen=True, slots=True)

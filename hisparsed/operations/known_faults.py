@@ -48,7 +48,7 @@ class _Fault(_Entry):
 
 
 class FaultConditions(_Entry):
-    """What a node must be like for a fault to matter; what is left out always holds."""
+    """What a node must be like for a fault to matter; what is omitted always holds."""
 
     host_budget_from: ByteSize | None = None
     engine_args_above: dict[str, int] = Field(default_factory=dict)

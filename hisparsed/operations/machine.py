@@ -2,7 +2,7 @@
 
 Everything that touches the operating system or the GPUs is here, so that the checks are functions
 of a picture. Also finds and removes what dead engines and daemons leave; whether a file in /dev/shm
-is still mapped is asked of the kernel, and only files that nobody holds are removed. Imports
+is still mapped is asked of the kernel, and only files that no process holds are removed. Imports
 neither vLLM nor torch.
 """
 
@@ -60,7 +60,7 @@ def offload_files(folder: Path) -> list[ShmFile]:
 
 
 def sweep(file: ShmFile) -> bool:
-    """Remove a file that nobody holds; says whether it is gone. Looks again right before."""
+    """Remove a file that no process holds; says whether it is gone. Looks again right before."""
     return remove_unheld(file.path)
 
 
@@ -81,7 +81,7 @@ _SLOW = {
     "thermal-hardware": "heat (hardware)",
     "power-brake": "the power supply's brake",
 }
-"""Reasons for slow clocks that somebody should see to, in words; a power cap is everyday."""
+"""Reasons for slow clocks that need attention, in words; a power cap is everyday."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Machine:
     huge_reserved_bytes: int = 0
     """Set aside as huge pages: no memory for anything that does not ask for them."""
     huge_free_bytes: int = 0
-    """The part of it that nobody uses."""
+    """Its unused part."""
     proofs: tuple[Proof, ...] = ()
     """What the GPUs have proved of our kernels and copies; empty where nothing is kept."""
     kernels_doubt: str | None = None
@@ -214,7 +214,7 @@ def _memlock() -> int | None:
 
 
 def _gpus() -> tuple[str | None, tuple[Gpu, ...]]:
-    # What NVML does not tell is a finding of its own, so it need not be logged too.
+    # What NVML does not report is its own finding, so it need not be logged too.
     reader = GpuReader(nvidia_library(), os.environ, on_unreadable=lambda _: None)
     try:
         return reader.driver(), tuple(map(_gpu, reader.read()))
@@ -233,7 +233,7 @@ def _gpu(gpu: GpuReading) -> Gpu:
 
 
 def slow_words(reasons: Iterable[str]) -> tuple[str, ...]:
-    """Of NVML's reasons for slow clocks, those that somebody should see to."""
+    """Of NVML's reasons for slow clocks, those that need attention."""
     return tuple(_SLOW[reason] for reason in reasons if reason in _SLOW)
 
 
@@ -249,7 +249,7 @@ def _dead_socket(path: Path) -> Path | None:
 
 
 def remove_socket(path: Path) -> bool:
-    """Remove a socket on which nobody listens; says whether it is gone. Looks again before."""
+    """Remove a socket without a listener; says whether it is gone. Looks again before."""
     if _dead_socket(path) is not None:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -263,7 +263,7 @@ def _orphans(state_dir: Path) -> Iterator[Orphan]:
 
 
 def reserved_huge_pages(pools: Path) -> tuple[int, int]:
-    """Bytes set aside as huge pages of every size, and what of it nobody uses.
+    """Bytes set aside as huge pages of every size, and how much of it is unused.
 
     ``pools`` has a folder for each size, such as `hugepages-2048kB`.
     """

@@ -110,7 +110,7 @@ def index_units(node: NodeDescription) -> list[int]:
 
 
 def packed_groups(units: list[int], page_bytes: int, indexer_bytes: int) -> list[int]:
-    """Layers of each cache group: neighbouring units, while they fit beside an indexer page."""
+    """Layers of each cache group: neighbouring units, while they fit next to an indexer page."""
     groups: list[int] = []
     current = 0
     for layers in units:

@@ -183,7 +183,7 @@ class Plan(_Part):
     stock_multiplier: float
     """What stock vLLM leases where nothing is configured."""
     least_stock_multiplier: float
-    """Below it stock vLLM refuses to start: every draft may select rows of its own."""
+    """Below it stock vLLM refuses to start: every draft may select its own rows."""
     host_budget: int
     max_num_seqs: int
     published: BlockBytes

@@ -327,7 +327,7 @@ def http_client(
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> httpx.AsyncClient:
     """A client for `url` with no limit on connections; `timeout_s` bounds one silence."""
-    # With a transport of its own the client ignores proxy variables, which would be measured too.
+    # With its own transport the client ignores proxy variables, which would be measured too.
     return httpx.AsyncClient(
         base_url=base_url(url),
         headers={"authorization": f"Bearer {api_key}"} if api_key else None,

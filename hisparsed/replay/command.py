@@ -1,7 +1,7 @@
 """The `hisparsed replay` command: reads files, asks the endpoint, runs, prints, writes records.
 
 Shows progress on standard error, as a bar on a terminal and as a line now and then elsewhere;
-standard output stays clean for results. A caller with a plan of its own uses `runner.replay`.
+standard output stays clean for results. A caller with its own plan uses `runner.replay`.
 """
 
 import asyncio

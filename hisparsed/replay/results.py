@@ -82,7 +82,7 @@ class Comparison:
 
 
 def compare(a: Iterable[CallResult], b: Iterable[CallResult]) -> Comparison:
-    """Compare two replays by session and call index; failed calls are left out."""
+    """Compare two replays by session and call index; failed calls are omitted."""
     answered_a = {call.key: call for call in a if call.error is None}
     answered_b = {call.key: call for call in b if call.error is None}
     both = [key for key in answered_a if key in answered_b]

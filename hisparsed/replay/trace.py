@@ -2,11 +2,11 @@
 
 A trace is sessions of calls over chained blocks. A block id stands for a block of tokens *and
 everything before it*: two calls with the same id have the same prompt up to the end of that block.
-Formats are told apart by the fields of each line, gzip or plain: coding-agent sessions (one
+Formats are distinguished by the fields of each line, gzip or plain: coding-agent sessions (one
 session a line; a nested subagent becomes a session `parent/agent`; sessions whose tool and system
 prompts have equal sizes are taken to share those blocks) and chat requests (one request a line;
 each is a session of one call). A defect raises ``UserError`` with file, line, field, the value
-found and what would be right. Nothing here is scaled, and nothing is text.
+found and the expected value. Nothing here is scaled, and nothing is text.
 """
 
 import gzip
@@ -181,7 +181,7 @@ class Trace:
 
 
 class BlockNames:
-    """Gives every (name space, local id) a number of its own: ids never meet by accident."""
+    """Gives every (name space, local id) its own number: ids never meet by accident."""
 
     _LOCAL_BITS = 40
 
@@ -273,7 +273,7 @@ def _local_runs(request: Record) -> list[tuple[int, int]]:
 class _SharedPrefix:
     """The leading blocks of a session that other sessions with the same prompts also have.
 
-    Learned from the first call, so a later call that starts differently keeps ids of its own.
+    Learned from the first call, so a later call that starts differently keeps its own ids.
     """
 
     def __init__(self, space: str, blocks: int) -> None:

@@ -124,7 +124,7 @@ def _has_room(waiting: int, limit: int) -> bool:
 
 
 class ControlSide(Protocol):
-    """Told once a tick of virtual time to look and act."""
+    """Told once per tick of virtual time to look and act."""
 
     admission: AdmissionRules | None
     """What the API side enforces; ``None`` admits all."""

@@ -1,4 +1,4 @@
-"""Which policy controls a run: `--policy` and `--sweep` as documents, and stock vLLM beside them.
+"""Which policy controls a run: `--policy` and `--sweep` as documents, and stock vLLM next to them.
 
 A policy is written NAME or NAME,KEY=VALUE,...: a shipped policy, a file, `stock` or `standard`. The
 keys are those of the policy document. `pools.hisparse=75%` stands for a split that is fixed there;

@@ -141,7 +141,7 @@ class PolicyResult(BaseModel):
     calls: int
     calls_per_hour: float
     throughput: float
-    """Output tokens a second."""
+    """Output tokens per second."""
     goodput: float
     """Calls an hour that keep both limits."""
     prefix_hit_tokens: int

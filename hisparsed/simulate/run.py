@@ -166,7 +166,7 @@ class Driver:
             now_s=now_s,
         )
         if arrival is Arrival.TOO_LONG:
-            # A client cannot go on with a session whose next call is too long.
+            # A client cannot continue with a session whose next call is too long.
             self._measures.count_refusal(now_s)
             self._next_play(playing.play, now_s)
             return

@@ -134,7 +134,7 @@ def _check_on_node(
 
 
 def _standard(scenario: Scenario, policy: PolicyChoice, longest: int, budget: int) -> Sizes:
-    """All KV of a call is on the GPU, beside vLLM's null block; any chunk on the host will do."""
+    """All KV of a call is on the GPU, next to vLLM's null block; any chunk on the host will do."""
     layout = real_layout(scenario.node, 1)
     needed = layout.pages(longest) + 1
     blocks = int(layout.baseline_blocks * scenario.scale)
@@ -211,7 +211,7 @@ def _lease_rows(scenario: Scenario, name: str, checked: CheckedPolicy | None, lo
 
 
 def _with_floors(checked: CheckedPolicy, needed: int, block_bytes: int) -> int:
-    """Host blocks of both pools where HiSparse needs so many, in every variant of the policy."""
+    """Host blocks of both pools where HiSparse needs this many, in every variant of the policy."""
     found = needed
     for variant in checked.variants.values():
         besides, share = 0, 0.0

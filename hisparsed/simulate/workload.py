@@ -32,7 +32,7 @@ def is_openhands(name: str) -> bool:
 
 
 def openhands_trace(name: str = NAME) -> Trace:
-    """One session of 13 turns without pauses; every play of it has a prefix of its own.
+    """One session of 13 turns without pauses; every play of it has its own prefix.
 
     ``openhands@1000000`` has the first prompt so long instead. Raises ``UserError``.
     """
@@ -82,7 +82,7 @@ class PlannedCall:
 class TraceSessions:
     """The sessions of one trace as the engine's blocks of ``block_tokens``.
 
-    Calls longer than ``max_model_len`` are left out. Raises ``UserError`` when none is left.
+    Calls longer than ``max_model_len`` are omitted. Raises ``UserError`` when none is left.
     """
 
     def __init__(self, trace: Trace, block_tokens: int, max_model_len: int | None = None) -> None:
@@ -282,7 +282,7 @@ class OpenLoop:
 
 
 class Mixed:
-    """Several kinds of traffic beside or after one another."""
+    """Several kinds of traffic next to or after one another."""
 
     def __init__(self, parts: Sequence[Players]) -> None:
         self._parts = parts

@@ -48,7 +48,7 @@ class Engine(Protocol):
 
 
 class SteppedClock:
-    """Seconds that go on only when told to."""
+    """Seconds that continue only when told to."""
 
     def __init__(self, now_s: float = 1000.0) -> None:
         self.now_s = now_s
@@ -114,7 +114,7 @@ class InProcessEngine:
                 )
             )
         except RuntimeError as error:
-            # vLLM refuses while a call waits for a load; what ran is preempted all the same.
+            # vLLM refuses while a call waits for a load; what ran is preempted anyway.
             if "Failed to reset KV cache" not in str(error):
                 raise
             return False

@@ -15,7 +15,7 @@ from hisparsed.replay.trace import SHIPPED_TRACE
 
 MAX_MULTIPLIER = 4.0
 STEP_S = 0.02
-"""Seconds that the engine's clock goes on in each step, however long the step really takes."""
+"""Seconds that the engine's clock continues in each step, however long the step really takes."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class SoakSettings:
     """Mean time between two moves."""
     quiet_every_s: float = 40.0
     quiet_s: float = 10.0
-    """In every ``quiet_every_s`` nothing is moved for so long, to compare with."""
+    """In every ``quiet_every_s`` nothing is moved for this long, to compare with."""
     clients: int = 16
     """Most calls that are open at one time."""
     cancel_share: float = 0.2
     sample_share: float = 0.2
     """Share of the answers that are verified; cut ones are verified as far as they came."""
     stuck_after_s: float = 300.0
-    """A call that makes no progress for so long is stuck."""
+    """A call that makes no progress for this long is stuck."""
     trace: Path = SHIPPED_TRACE
     speculative_tokens: int = 0
     eager_host_mirror: bool = True

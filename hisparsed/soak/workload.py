@@ -28,10 +28,10 @@ from hisparsed.replay.trace import load_trace
 
 _SCALE = Fraction(1, 64)
 _ANSWER_SCALE = 8
-"""Answers are scaled by an eighth only, or at 1/64 hardly anything would decode."""
+"""Answers are scaled by an eighth only, or at 1/64 rarely anything would decode."""
 _MIN_ANSWER, _MAX_ANSWER = 4, 64
 _PROMPT_SETS = 3
-"""Each session exists in so many versions that share no token."""
+"""Each session exists in this many versions that share no token."""
 _MEAN_PAUSE_S = 0.2
 _BURST_S = 6.0
 _RECONNECT_SHARE = 0.8
@@ -110,7 +110,7 @@ class SoakTraffic:
             self._idle.append(client)
 
     def answered(self, call: SoakCall, now_s: float) -> None:
-        """The client goes on with its session after a pause."""
+        """The client continues with its session after a pause."""
         client = self._end(call.request_id)
         client.due_s = now_s + self._pause_s()
         self._idle.append(client)
@@ -170,7 +170,7 @@ class Moves:
 
     def next(self, last: EngineReport | None = None) -> Move:
         """One move; most change one or two levers. ``last`` is the last report: its requests
-        can have leases of their own."""
+        can have their own leases."""
         rng = self._rng
         if rng.random() < _RESET_SHARE:
             return Reset(running=rng.random() < 0.5, connector=rng.random() < 0.5)

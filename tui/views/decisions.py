@@ -25,7 +25,7 @@ EVENT_ROLES = {EventLevel.INFO: "accent", EventLevel.WARNING: "warn", EventLevel
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """``None`` and empty let everything pass. Events are left out where lever or code is set."""
+    """``None`` and empty let everything pass. Events are omitted where lever or code is set."""
 
     lever: str | None = None
     code: str | None = None
@@ -139,7 +139,7 @@ def moves(model: NodeModel, count: int) -> list[Document]:
 def entry_line(
     model: NodeModel, entry: Document, context: ViewContext, *, values: bool = True
 ) -> Line:
-    """Time, what, whether it moved, why, and the sentence; ``values`` in a column of their own."""
+    """Time, what, whether it moved, why, and the sentence; ``values`` in their own column."""
     at = fmt.clock(number(entry, "at_unix_s"))
     if is_event(entry):
         kind = text(entry, "kind") or ""

@@ -1,7 +1,7 @@
 """What pages are drawn with: characters, time and the span of charts; bars, boxes and charts.
 
 Bars, charts and frames are made of Unicode characters, or of ASCII for plain terminals. Every state
-has a character of its own, so that a bar reads without colour. A bar splits a whole into parts:
+has its own character, so that a bar reads without colour. A bar splits a whole into parts:
 what is not zero shows, and the parts never exceed the bar. A gauge shows one share, in eighths of
 a cell. A chart draws one series over several rows between its axes: from zero to its highest value,
 and from one time of day to another.
@@ -197,7 +197,7 @@ UNITS = {
     "times": fmt.multiplier,
 }
 WINDOW = f"in {fmt.span(WINDOW_S)}"
-"""What stands beside a number that is a rate or a ratio."""
+"""What stands next to a number that is a rate or a ratio."""
 
 
 def columns(values: Sequence[float | None], height: int, top: float, glyphs: Glyphs) -> list[str]:
@@ -221,7 +221,7 @@ def columns(values: Sequence[float | None], height: int, top: float, glyphs: Gly
 def series_values(
     history: ChartHistory, name: str, width: int, context: ViewContext
 ) -> list[float | None]:
-    """One value a column; all but the last stand at fixed times, so that a chart does not
+    """One value per column; all but the last stand at fixed times, so that a chart does not
     flicker. The last one is up to now."""
     if width < 1 or history.newest_s is None:
         return [None] * max(0, width)

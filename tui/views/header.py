@@ -43,7 +43,7 @@ def header_lines(model: NodeModel, banner: Banner, width: int, context: ViewCont
     started, at_s = number(status, "node.started_unix_s"), model.node_time_s
     up = fmt.UNKNOWN
     if started and at_s:
-        # A node whose engine starts sends no status, and its time goes on.
+        # A node whose engine starts sends no status, and its time continues.
         passed_s = 0.0 if model.stale else _since_status(model, context)
         up = fmt.whole_duration(at_s - started + passed_s)
     kind, served = text(status, "node.kind") or "", text(status, "node.model") or ""

@@ -1,4 +1,4 @@
-"""The node's health: the engine's life, GPUs, what the doctor found, canary and journal.
+"""The node's health: the engine's state, GPUs, what the doctor found, canary and journal.
 
 Nodes of earlier versions leave parts of it out; then those parts say so, or show nothing. Blocks of
 the GPU pool are in ``panels``.
@@ -62,7 +62,7 @@ class EngineSummary:
 
 
 def engine_summary(status: object) -> EngineSummary | None:
-    """``None`` where the node does not tell."""
+    """``None`` where the node does not report."""
     state = text(status, "engine.state")
     if state is None:
         return None
@@ -121,7 +121,7 @@ def _quarantined(status: object, width: int) -> list[Line]:
 
 
 OLD_S = 5.0
-"""NVML is read once a second; it hangs while somebody pins memory."""
+"""NVML is read once per second; it hangs while a process pins memory."""
 FULL_LINK = 0.9
 """Share of the link beyond which traffic waits for it."""
 _AT_CAP = "power-cap"
@@ -150,7 +150,7 @@ def gpus_line(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
 
 
 def gpu_rows(model: NodeModel) -> list[Line]:
-    """A line a GPU, under one that says how old the reading is; nothing without GPUs."""
+    """One line per GPU, under one that says how old the reading is; nothing without GPUs."""
     cards = items(model.status, "gpus.cards")
     if not cards:
         return []
@@ -299,7 +299,7 @@ def _step_cpu(model: NodeModel) -> list[Line]:
 
 
 _TRUSTED = ("Configured", "Proved")
-"""Reasons for whose kernels run that nobody has to look into."""
+"""Reasons for whose kernels run that need no attention."""
 
 
 def _kernels(status: object, width: int) -> list[Line]:
@@ -392,7 +392,7 @@ def _severity(finding: Document) -> tuple[str, str]:
 
 
 def _canary(status: object, width: int, context: ViewContext) -> list[Line]:
-    """One line where all is well; all that there is to say where it is not."""
+    """One line if nothing is wrong; all that there is to say where it is not."""
     title = (f"{'canary':<9}", "title")
     state, sentence = text(status, "canary.state"), text(status, "canary.sentence") or ""
     if state is None:

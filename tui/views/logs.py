@@ -1,7 +1,7 @@
 """Log lines of daemon and engine, filtered; what is said again and again stands once.
 
 Lines are the same when they differ in numbers only. vLLM writes statistics every ten seconds, over
-windows of its own; folded they are one line that says how often it came.
+its own windows; folded they are one line that says how often it came.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_LINES_FOLDED = 2
 """Of information that comes again and again."""
 _NUMBERS = re.compile(r"[0-9][0-9.,:eE+%-]*")
 _SHAPE = 200
-"""Characters by which lines are told apart."""
+"""Characters by which lines are distinguished."""
 
 
 @dataclass(frozen=True, slots=True)

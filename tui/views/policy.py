@@ -24,7 +24,7 @@ def effective_mode(model: NodeModel) -> str:
 
 
 def lever_lines(model: NodeModel, width: int, context: ViewContext, *, rows: int = 1) -> list[Line]:
-    """A line a lever; with more rows each its sentence below."""
+    """One line per lever; with more rows each its sentence below."""
     found = items(model.status, "levers")
     if not found:
         return [line(("no decision yet", "dim"))]

@@ -23,7 +23,7 @@ _MUCH_TRAFFIC = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``head`` in a role of its own, and the rest of the sentence."""
+    """``head`` in its own role, and the rest of the sentence."""
 
     head: str
     role: str
@@ -42,7 +42,7 @@ _LABEL = 8
 
 
 def _lines(label: str, answer: Answer, width: int) -> list[Line]:
-    """What goes on stands below the sentence's begin."""
+    """Continuation lines begin below the sentence."""
     first, *more = wrap(f"{answer.head}{answer.rest}", max(20, width - _LABEL))
     head, rest = first.plain[: len(answer.head)], first.plain[len(answer.head) :]
     top = line((f"{label:<{_LABEL}}", "title"), (head, answer.role), rest)

@@ -56,7 +56,7 @@ class ControlClient:
         return Status.model_validate(self.get("/v1/status"))
 
     def decisions(self, **query: str | int | float | None) -> list[DecisionView]:
-        """Newest first; ``query`` as `/v1/decisions` takes it, ``None`` left out."""
+        """Newest first; ``query`` as `/v1/decisions` takes it, ``None`` omitted."""
         answer = self.get("/v1/decisions", **query)
         return [DecisionView.model_validate(one) for one in answer["decisions"]]
 
@@ -94,7 +94,9 @@ class ControlClient:
         raise UserError(_refusal(response))
 
     def _require_listener(self) -> None:
-        """Raises where nobody listens: httpx hides the cause, and leaks a socket that failed."""
+        """Raises if no process listens: httpx hides the cause, and leaks a socket that
+        failed.
+        """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(self._timeout_s)
             try:

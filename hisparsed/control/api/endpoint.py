@@ -93,7 +93,7 @@ class ActorBody(BaseModel):
 
 
 def parse_query(request: Request, model: type[M]) -> M:
-    """The query as a model. Raises ``ApiError`` naming the first mistake."""
+    """The query as a model. Raises ``ApiError`` naming the first error."""
     try:
         return model.model_validate(dict(request.query_params))
     except ValidationError as error:
@@ -101,7 +101,7 @@ def parse_query(request: Request, model: type[M]) -> M:
 
 
 async def parse_body(request: Request, model: type[M]) -> M:
-    """The JSON body as a model. Raises ``ApiError`` naming the first mistake."""
+    """The JSON body as a model. Raises ``ApiError`` naming the first error."""
     parts = bytearray()
     async for part in request.stream():
         parts += part
@@ -222,7 +222,7 @@ def _in_query(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
 
 
 def _properties(model: type[BaseModel]) -> dict[str, Any]:
-    """A query has no null: what may be left out is just not required."""
+    """A query has no null: what may be omitted is just not required."""
     properties: dict[str, Any] = model.model_json_schema(ref_template=_REFERENCE)["properties"]
     for schema in properties.values():
         schema.pop("title", None)

@@ -28,7 +28,7 @@ class RestartPlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     sentence: str
-    """All of it for people; shown before somebody confirms."""
+    """All of it for people; shown before a confirmation."""
     open_requests: int
     drain_s: float
     """Open calls get this long; what is open then is cut off."""
@@ -46,7 +46,7 @@ class EngineBusyError(Exception):
 class EngineRestarter(Protocol):
     def plan_restart(self, drain_s: float | None) -> RestartPlan:
         """``None`` is the node's drain timeout. Raises ``EngineBusyError``, and ``ConfigError``
-        when the node's document has a mistake."""
+        when the node's document is invalid."""
 
     def restart(self, drain_s: float | None, *, actor: str) -> RestartPlan:
         """Begin it; raises as ``plan_restart``."""

@@ -328,7 +328,7 @@ class QuietServer(uvicorn.Server):
     """Leaves signals and logs to the daemon, and says when it answers."""
 
     def __init__(self, app: Any, protocol: type[asyncio.Protocol], *, graceful_s: int) -> None:
-        """``graceful_s``: how long open calls get when it is told to end."""
+        """``graceful_s``: how long open calls get when it is asked to end."""
         super().__init__(
             uvicorn.Config(
                 app,

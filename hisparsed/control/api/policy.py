@@ -84,7 +84,7 @@ class _Body(ActorBody):
 
 class _LeverBody(_Body):
     levers: tuple[Lever, ...] = Field(default=tuple(Lever), min_length=1)
-    """All of them when left out."""
+    """All of them when omitted."""
 
 
 class _ModeBody(_LeverBody):

@@ -1,7 +1,7 @@
 """The control socket: one daemon a path, mode 0660, and who is at the other end.
 
 Binds and removes the file itself, so that a second daemon never takes over a live socket, and makes
-it again where somebody removed it. The kernel names the peer: only root, the daemon's user and the
+it again if it was removed. The kernel names the peer: only root, the daemon's user and the
 socket's group may change anything, and the journal records the user behind a claimed name.
 Not here: what is served (``app``).
 """
@@ -222,7 +222,7 @@ class ControlServer:
         self._release()
 
     async def _look(self, server: QuietServer, serving: asyncio.Task[None]) -> None:
-        """Make the socket anew whenever its file is gone, and serve again should the server end.
+        """Create the socket again when its file is gone, and serve again if the server ends.
 
         Open connections are left alone.
         """
@@ -242,7 +242,7 @@ class ControlServer:
                 else:
                     await server.listen_on(self._bind())
             except Exception as error:
-                self._identity = None  # or one that nobody listens on would pass for ours
+                self._identity = None  # or one without a listener would pass for ours
                 if not self._lost:
                     self._lost = True
                     sentence = f"The control socket {why}, and cannot be created again: {error}"
@@ -291,7 +291,7 @@ class ControlServer:
         return listener
 
     def _unless_serving(self) -> None:
-        """A start that failed leaves nothing; a server that has lost its file goes on."""
+        """A start that failed leaves nothing; a server that has lost its file continues."""
         if self._server is None:
             self._release()
 
@@ -329,7 +329,7 @@ def _end_of(serving: asyncio.Task[None]) -> str:
 
 
 def is_live(path: Path) -> bool:
-    """Whether somebody listens on the socket at ``path``.
+    """Whether a process listens on the socket at ``path``.
 
     A socket that does not answer, or may not be asked, counts: it is somebody's.
     """
@@ -347,7 +347,7 @@ def is_live(path: Path) -> bool:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket on which nobody listens. Raises ``UserError`` for anything else."""
+    """Remove a socket without a listener. Raises ``UserError`` for anything else."""
     try:
         found = path.lstat()
     except FileNotFoundError:

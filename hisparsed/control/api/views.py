@@ -1,6 +1,6 @@
 """Read-only routes for people who look closely: requests, log lines, whole ticks, history.
 
-Nothing here changes anything. What is dear to make (the table of requests) is made when asked
+Nothing here changes anything. What is expensive to make (the table of requests) is made when asked
 for, not every tick.
 """
 

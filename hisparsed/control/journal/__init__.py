@@ -1,1 +1,1 @@
-"""The journal: what every tick decided, and events beside the ticks; in memory and in SQLite."""
+"""The journal: what every tick decided, and events alongside the ticks; in memory and in SQLite."""

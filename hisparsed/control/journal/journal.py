@@ -124,7 +124,7 @@ class JournalWriter:
         if self._store is None:
             self._store = self._open()
             if self._policy:
-                # A file that was begun anew has to know the policy too.
+                # A file that was begun again has to know the policy too.
                 self._store.write(self._policy)
             self._opened_file_id = self._file_id()
         return self._store
@@ -248,7 +248,7 @@ class Journal:
 
     @property
     def run(self) -> str:
-        """What tells this run's records from those of earlier ones."""
+        """What distinguishes this run's records from those of earlier ones."""
         return self._run
 
     @property
@@ -257,7 +257,7 @@ class Journal:
         return tuple(self._ticks)
 
     async def decisions(self, query: Query) -> list[DecisionView]:
-        """Decisions that fit, newest first; the file's part is left out if it cannot be read."""
+        """Decisions that fit, newest first; the file's part is omitted if it cannot be read."""
         found = list(islice(self._in_memory(query), query.limit))
         oldest = self._ticks[0] if self._ticks else None
         missing = query.limit - len(found)
@@ -279,7 +279,7 @@ class Journal:
         return found
 
     async def events(self, limit: int) -> list[EventView]:
-        """Events, newest first; the file's part is left out if it cannot be read."""
+        """Events, newest first; the file's part is omitted if it cannot be read."""
         found = [view_event(event) for event in islice(reversed(self._events), limit)]
         if len(found) == limit:
             return found

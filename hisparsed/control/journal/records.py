@@ -1,4 +1,4 @@
-"""The entries of the journal: what one tick leaves behind, and events beside the ticks.
+"""The entries of the journal: what one tick leaves behind, and events alongside the ticks.
 
 Also their flat views for the API. A number that JSON cannot hold becomes null.
 """
@@ -83,7 +83,7 @@ class TickRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something beside the ticks; ``actor`` is who did it, ``daemon`` where nobody did."""
+    """Something alongside the ticks; ``actor`` is who did it, ``daemon`` if no user did."""
 
     sequence: int
     at_unix_s: float

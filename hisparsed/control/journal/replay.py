@@ -27,7 +27,7 @@ from hisparsed.policy.schedules import Pressure
 from hisparsed.policy.signals import Lever, Snapshot
 
 _OTHER_RUN = ""
-"""A run that no record has: nothing of the file is left out."""
+"""A run that no record has: nothing of the file is omitted."""
 
 
 class RecordedJournal:
@@ -69,7 +69,7 @@ class RecordedJournal:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One recorded tick; ``run`` tells one life of the daemon from another."""
+    """One recorded tick; ``run`` distinguishes one run of the daemon from another."""
 
     run: str
     at_unix_s: float
@@ -232,7 +232,7 @@ def _parting(tick: Tick, old: LeverDecision, new: LeverDecision) -> Parting:
 
 
 class _Shown:
-    """The first ``most`` differences; one that goes on in the next tick is not another one."""
+    """The first ``most`` differences; one that continues in the next tick is not another one."""
 
     def __init__(self, most: int) -> None:
         self.partings: list[Parting] = []

@@ -94,7 +94,7 @@ def is_damaged(error: Exception) -> bool:
 
 
 class JournalStore:
-    """An open file. ``run`` tells this daemon's records from those of earlier ones."""
+    """An open file. ``run`` distinguishes this daemon's records from those of earlier ones."""
 
     def __init__(
         self,
@@ -168,7 +168,8 @@ class JournalStore:
             return None
 
     def _require_log(self) -> None:
-        """SQLite itself would go on writing behind what somebody cut off, and find it much later.
+        """SQLite itself would continue writing behind what was cut off, and find it much
+        later.
 
         Raises ``sqlite3.Error``.
         """
@@ -350,12 +351,12 @@ def read_events(path: Path, limit: int, *, run: str, before: int) -> list[EventV
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """For reading beside a daemon that writes. Raises ``sqlite3.Error``."""
+    """For reading alongside a daemon that writes. Raises ``sqlite3.Error``."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_WAIT_S)
 
 
 def open_copy(path: Path) -> sqlite3.Connection:
-    """A file that may be a copy at rest: then nothing is written beside it, not even by SQLite."""
+    """A file that may be a copy at rest: then nothing is written next to it, not even by SQLite."""
     if path.with_name(f"{path.name}-wal").exists():
         return open_to_read(path)
     return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)

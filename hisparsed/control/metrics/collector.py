@@ -1,7 +1,7 @@
 """Prometheus metrics of the control side: what the status says, and what the loop counts.
 
 Readings are taken when Prometheus asks, so a hanging loop shows as a growing report age. vLLM's own
-metrics stand beside these.
+metrics stand next to these.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class LoopCounters:
 
 @dataclass(frozen=True, slots=True)
 class StatusSources:
-    """What the status shows beside the loop's own. The defaults: a node that has none of it."""
+    """What the status shows alongside the loop's own. The defaults: a node that has none of it."""
 
     lifecycle: Callable[[], Lifecycle] = lambda: Lifecycle.SERVING
     engine: Callable[[], EngineStatus | None] = lambda: None

@@ -128,7 +128,7 @@ class Lifecycle(StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     RESTARTING = "restarting"
-    """The engine is being started anew; ``engine`` of the status document says more."""
+    """The engine is being restarted; ``engine`` of the status document says more."""
     DRAINING = "draining"
     ENGINE_GONE = "engine-gone"
     STOPPED = "stopped"
@@ -222,7 +222,7 @@ class CanaryState(StrEnum):
     SUSPECT = "suspect"
     """An answer that may be rounding or corruption; it is asked again soon."""
     MISMATCH = "mismatch"
-    """Another answer came; stays until a round that somebody asked for is clean."""
+    """Another answer came; stays until a round that was requested is clean."""
     FAILED = "failed"
     """The last round did not end, so nothing is known of it."""
 
@@ -232,7 +232,7 @@ class CanaryRun(_Part):
 
     asked: Residency
     recomputed: bool
-    """No prefix was read: every row was written anew."""
+    """No prefix was read: every row was written again."""
     equal: bool
     """As far as rounding goes."""
     near_tie: bool = False
@@ -248,7 +248,7 @@ class CanaryRun(_Part):
 
 
 class CanaryStatus(_Part):
-    """The node's own request whose answer must never change. Totals are of this engine's life."""
+    """The node's own request whose answer must never change. Totals are of this engine."""
 
     state: CanaryState
     sentence: str
@@ -264,7 +264,7 @@ class CanaryStatus(_Part):
     """Natural units of log probability by which clean answers differ; ``None`` while unknown."""
     failed_total: int = 0
     left_out_total: int = 0
-    """Rounds left out because the node had more to do than it could."""
+    """Rounds omitted because the node had more to do than it could."""
     last_unix_s: float | None = None
     last_trigger: str | None = None
     prompt_tokens: int = 0
@@ -283,9 +283,9 @@ class BackgroundStatus(_Part):
 
     name: str
     running: bool = True
-    """Whether it goes on now; else it begins again soon."""
+    """Whether it runs now; else it restarts soon."""
     failures_total: int = 0
-    """Times that a mistake of the daemon ended it."""
+    """Times that a bug in the daemon ended it."""
 
 
 class Status(_Part):
@@ -324,4 +324,4 @@ class Status(_Part):
     not_kept: list[str] = []
     """Small files of the state folder that cannot be written now, each with the reason."""
     background: list[BackgroundStatus] = []
-    """What goes on beside the ticks for as long as the daemon."""
+    """A background task that runs as long as the daemon."""

@@ -54,7 +54,7 @@ class History:
         self._apart_s: float | None = None
 
     def watch(self, outcome: TickOutcome) -> None:
-        """Take in a finished tick; ticks that come more often than the fine step are left out."""
+        """Take in a finished tick; ticks that come more often than the fine step are omitted."""
         at_unix_s = outcome.record.at_unix_s
         self._follow_clock(at_unix_s, at_unix_s - outcome.record.snapshot.at_s)
         if not _due(self._fine, at_unix_s, FINE_S):

@@ -18,7 +18,7 @@ _HASH_SHOWN = 12
 
 
 def policy_text(answer: Mapping[str, Any], *, now_unix_s: float, every: bool) -> str:
-    """The answer of `GET /v1/policy` as a page; without ``every`` defaults are left out."""
+    """The answer of `GET /v1/policy` as a page; without ``every`` defaults are omitted."""
     return "".join(f"{line}\n" for line in _policy_lines(answer, now_unix_s, every))
 
 

@@ -1,4 +1,4 @@
-"""The status document as plain text: the whole page, the engine's life, the canary. Pure.
+"""The status document as plain text: the whole page, the engine's state, the canary. Pure.
 
 No colours and no terminal control. Also the forms that all pages share: times, settings, values,
 and lines with a name in front.
@@ -30,7 +30,7 @@ from hisparsed.policy.units import counted, format_bytes, format_duration, forma
 
 
 def engine_lines(life: EngineStatus) -> Iterator[str]:
-    """One line where all is well and always was; more where there is more to know."""
+    """One line if nothing is wrong and always was; more where there is more to know."""
     restarts = counted(life.restarts_total, "restart")
     counts = f"{restarts}, {life.planned_restarts_total} of them asked for"
     took = ""
@@ -61,12 +61,14 @@ _HASH_SHOWN = 12
 
 
 def status_page(status: Status, *, width: int = 80) -> str:
-    """The whole page, ending in a newline; what is longer than ``width`` goes on below itself."""
+    """The whole page, ending in a newline; what is longer than ``width`` continues below itself."""
     return hanging(_lines(status, width), width)
 
 
 def hanging(lines: Iterable[str], width: int) -> str:
-    """Lines with a name in front as a page; what is longer than ``width`` goes on below itself."""
+    """Lines with a name in front as a page; what is longer than ``width`` continues below
+    itself.
+    """
     return "".join(f"{line}\n" for whole in lines for line in _wrapped(whole, width))
 
 
@@ -355,7 +357,7 @@ def clock_text(unix_s: float) -> str:
 
 
 def canary_page(status: CanaryStatus, *, width: int = 80) -> str:
-    """The whole page, ending in a newline; what is longer than ``width`` goes on below itself."""
+    """The whole page, ending in a newline; what is longer than ``width`` continues below itself."""
     return hanging(_canary_lines(status), width)
 
 

@@ -5,7 +5,7 @@ import time is in ``residency``.
 
 - ``ActiveLimit``: a limit on admission alone since 0.31. Before, the only limit is asserted against
   running calls too, so a lower one takes effect as they end.
-- ``waiting_queues``, ``holders``: calls that wait and hold blocks have a queue of their own since
+- ``waiting_queues``, ``holders``: calls that wait and hold blocks have their own queue since
   0.31. Before, every call that a pass had to skip shared one queue.
 - ``admission_cap``: a public name since 0.31.
 - ``detached_blocks``: host blocks of finished calls are held until they are copied, since 0.31.
@@ -13,7 +13,7 @@ import time is in ``residency``.
 - ``resident_by_state``: 0.31 has a resident table of the batch, later versions one of state rows.
 - ``fail_put_off_loads``: since 0.33 a load may begin when the step before its pass has ended.
 - ``forget_failed_blocks``: since 0.31 a failed load that is named by its blocks ends an engine with
-  several cache groups, and NIXL names its blocks beside its call.
+  several cache groups, and NIXL names its blocks next to its call.
 - ``left_to_decode``: 0.30 has no drafts that a prefill node would compute differently.
 - ``unlock_manager``: since 0.33 the offloading manager has a lock.
 - ``schemas_of_tools``: since 0.31 arguments of a tool that is not strict are free text.

@@ -1,7 +1,7 @@
 """Which pages are on the GPU: kept apart from block tables since vLLM 0.32.
 
 Before, a page that left the GPU was struck out of the request's block table, by the coordinator
-itself, and the workers were sent the whole table anew.
+itself, and the workers were sent the whole table again.
 """
 
 from __future__ import annotations

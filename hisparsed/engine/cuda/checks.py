@@ -1,4 +1,4 @@
-"""What can never start on a CUDA node, each with the reason and what would be right.
+"""What can never start on a CUDA node, each with the reason and the expected value.
 
 Pure: the node's document, the model's facts and the machine's in, sentences out, before anything
 is taken. vLLM finds most of these too, some only after minutes of loading weights. Not here: what
@@ -24,7 +24,7 @@ MAX_HOT_ROWS = 2**15
 HOST_SHARE = 0.95
 """vLLM refuses a host pool beyond this share of the memory that is available."""
 NULL_AND_COPY_BLOCKS = 2
-"""Host blocks that vLLM wants beside those of one longest request."""
+"""Host blocks that vLLM wants next to those of one longest request."""
 SHARED_MEMORY_BYTES = {
     (8, 0): 163 * 1024,
     (8, 6): 99 * 1024,

@@ -5,7 +5,7 @@ Ranges are cut at every layer slice of the host pool and wherever indexer pages 
 neighbours in a GPU block. Registrations of pinned memory are checked once, so that no range lies
 in two of them.
 
-A lane is one CUDA stream: its batches run in the order given, beside the model. Which ranges are
+A lane is one CUDA stream: its batches run in the order given, next to the model. Which ranges are
 copied, and who waits for whom, is decided in ``offload``.
 """
 

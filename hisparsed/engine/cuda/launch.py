@@ -89,7 +89,7 @@ def start_problems(
     max_multiplier: float,
     environ: Mapping[str, str],
 ) -> list[str]:
-    """What can never start however large the machine's memory is, each with what would be right."""
+    """What can never start however large the machine's memory is, each with the expected value."""
     problems = [
         *checks.argument_problems(config),
         *checks.environment_problems(environ),
@@ -169,7 +169,7 @@ def llm_class() -> Any:
 
 
 def vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
-    """vLLM's configuration, checked once more with what vLLM read.
+    """vLLM's configuration, checked again with what vLLM read.
 
     Raises ``UserError`` when vLLM refuses it. Reads no weights and takes nothing on a GPU.
     """
@@ -182,7 +182,7 @@ def vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
         os.environ.update({name: str(getattr(own, key)) for name, key in SIDE_CHANNEL.items()})
     try:
         arguments = AsyncEngineArgs(**engine_arguments(config))
-        # What is left out is as under `vllm serve`; for nobody in particular vLLM takes less.
+        # Unset arguments are as under `vllm serve`; without a usage context vLLM takes less.
         built = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     except (ValueError, TypeError, OSError) as error:
         raise UserError(f"engine_args, model or cuda: vLLM refuses them: {error}") from error

@@ -34,7 +34,7 @@ class ModelFacts:
     index_topk: int | None
     layers: int
     index_leaders: int
-    """Layers that have an indexer of their own; the others use its top-k."""
+    """Layers that have their own indexer; the others use its top-k."""
     max_positions: int | None
     latent_values: int
     rope_values: int
@@ -135,7 +135,7 @@ TINY_ENGINE_ARGS: dict[str, object] = {"load_format": "dummy"}
 
 
 def tiny_config(*, layers: int = 8, index_topk: int = 512) -> dict[str, object]:
-    """``config.json``: a GLM-5.x in miniature, every fourth layer with an indexer of its own."""
+    """``config.json``: a GLM-5.x in miniature, every fourth layer with its own indexer."""
     return {
         "architectures": ["GlmMoeDsaForCausalLM"],
         "model_type": "glm_moe_dsa",

@@ -5,7 +5,7 @@ lost. Reading raises nothing: what cannot be read is ``None`` and is logged once
 what the status document shows of it.
 
 NVML can hang for minutes while another process pins memory, so nobody waits for it. ``GpuWatch``
-reads in a daemon thread of its own and keeps the last reading with its age: a reading that does
+reads in its own daemon thread and keeps the last reading with its age: a reading that does
 not come shows as a growing age. Imports neither vLLM nor torch.
 """
 
@@ -41,7 +41,7 @@ LANE_BYTES_PER_S: Mapping[int, float] = {
 }
 """By PCIe generation: transfers a second on one lane, less what its line coding takes."""
 _KB = 1000
-"""NVML gives PCIe traffic in KB a second."""
+"""NVML gives PCIe traffic in KB per second."""
 
 
 class _Part(BaseModel):
@@ -49,7 +49,7 @@ class _Part(BaseModel):
 
 
 class GpuCard(_Part):
-    """``index`` is NVML's; ratios are 0 to 1, traffic is bytes a second over 20 ms."""
+    """``index`` is NVML's; ratios are 0 to 1, traffic is bytes per second over 20 ms."""
 
     index: int
     name: str
@@ -77,7 +77,7 @@ class GpusStatus(_Part):
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """``index`` is NVML's; bytes are bytes, ratios 0 to 1, traffic bytes a second."""
+    """``index`` is NVML's; bytes are bytes, ratios 0 to 1, traffic bytes per second."""
 
     index: int
     name: str = "unknown"
@@ -112,7 +112,7 @@ def log_unreadable(sentence: str) -> None:
 class GpuReader:
     """``nvml`` is ``pynvml`` or what stands for it. Not safe to share between threads.
 
-    ``environ`` may name the GPUs (``CUDA_VISIBLE_DEVICES``); others are left out. ``on_unreadable``
+    ``environ`` may name the GPUs (``CUDA_VISIBLE_DEVICES``); others are omitted. ``on_unreadable``
     gets one sentence for each query that fails, once.
     """
 

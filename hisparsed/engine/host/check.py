@@ -70,7 +70,7 @@ class LedgerReader:
 
     def of_blocks(self, first: int, cost: int) -> tuple[LedgerSnapshot, int]:
         """A few blocks from ``first`` on, lent ones weighing their slots; and the next to
-        look at. Blocks of HiSparse that are plainly sound are looked at and left out."""
+        look at. Blocks of HiSparse that are plainly sound are looked at and omitted."""
         facts: list[BlockFacts] = []
         is_lent, is_reserved = self._offload.holds, self._ledger.is_reserved
         weight = self._offload.layout.chunks_per_block
@@ -146,7 +146,7 @@ class LedgerReader:
 _SLICE_COST = 64
 """Weight of the blocks of one look; about 25 microseconds."""
 _KEPT = 8
-"""Violations that are kept for the report; the count goes on."""
+"""Violations that are kept for the report; the count continues."""
 
 
 class LedgerWatch:

@@ -107,7 +107,7 @@ class PoolGhosts:
 def _cached(pool: Any, group: int) -> Callable[[bytes], bool]:
     def held(block_hash: Any) -> bool:
         key = make_block_hash_with_group_id(block_hash, group)
-        # Looked up anew each time: a reset of the cache replaces vLLM's table.
+        # Looked up again each time: a reset of the cache replaces vLLM's table.
         return pool.cached_block_hash_to_block.get_one_block(key) is not None
 
     return held

@@ -62,7 +62,7 @@ class HostLedger:
     """Moves blocks between the tenants towards two targets; HiSparse has the rest.
 
     ``floor_blocks`` is absolute: HiSparse keeps at least one request at ``max_model_len``
-    plus a copy-on-write tail, or vLLM would wait for ever on an idle node.
+    plus a copy-on-write tail, or vLLM would wait forever on an idle node.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ class HostMemory:
         return self.ledger.scheduling()
 
     def pass_done(self, *, idle_with_waiting: bool, head_need_blocks: int) -> None:
-        """After a pass. If nothing runs for want of blocks, they come back at once."""
+        """After a pass. If nothing runs for lack of blocks, they come back at once."""
         short = head_need_blocks - self.pool.get_num_free_blocks()
         if idle_with_waiting and short > 0:
             self._given_back += self.ledger.give_back(short)

@@ -223,7 +223,7 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
             self._release_slot(chunk_id)
 
     def has_pending_work(self) -> bool:
-        """An idle engine must step once more, or the flush would wait for the next request."""
+        """An idle engine must step again, or the flush would wait for the next request."""
         return bool(self._settling) or bool(super().has_pending_work())
 
     def _set_capacity(self) -> None:
@@ -478,7 +478,7 @@ class FencedOffloadingScheduler(OffloadingConnectorScheduler):  # type: ignore[m
 
 
 def fence_stores(offloading_scheduler: Any, kv_cache_config: Any) -> None:
-    """Re-class vLLM's offloading scheduler. Host groups number other blocks and are left out."""
+    """Re-class vLLM's offloading scheduler. Host groups number other blocks and are omitted."""
     groups = kv_cache_config.kv_cache_groups
     offloading_scheduler.__class__ = FencedOffloadingScheduler
     offloading_scheduler.start_fencing(

@@ -278,7 +278,7 @@ class ReferenceExecutor(InProcessExecutor):
         return self._store.release_host(blocks)
 
     def resize_hot(self, leases: dict[str, int]) -> None:
-        """Shrink hot buffers to ``leases`` blocks a group; between steps only."""
+        """Shrink hot buffers to ``leases`` blocks per group; between steps only."""
         for request_id, blocks in leases.items():
             state = self._tables.requests.get(request_id)
             if state is not None:

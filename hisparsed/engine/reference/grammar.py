@@ -1,7 +1,7 @@
 """Structured outputs on the reference node: vLLM's grammar bitmask, and a model that ends.
 
-The weights are random, so a string or a list that the grammar lets go on might never end. Where a
-grammar is in force, and only there, tokens that close something are preferred: the end of the
+The weights are random, so a string or a list that the grammar lets continue might never end. Where
+a grammar is in force, and only there, tokens that close something are preferred: the end of the
 answer, then closing brackets and quotes, and so on by ``_LEVELS``. An answer that has nothing yet
 is the exception, since an empty one is of no use: where a tool may be called or not
 (``tool_choice: auto``), the grammar lets it end at once. Nothing is forced: whatever comes out is

@@ -65,7 +65,7 @@ def plan_waves(rows: Sequence[int], spills: Sequence[int], scratch_rows: int) ->
     """Consecutive requests in as few waves as their spills allow.
 
     ``rows`` and ``spills`` of each request, in the order of the step. A request whose spills
-    exceed ``scratch_rows`` gets a wave of its own.
+    exceed ``scratch_rows`` gets its own wave.
     """
     waves: list[Wave] = []
     start = stop = used = 0
@@ -108,7 +108,7 @@ class HotCurves:
         """(hot rows of one group, rows loaded a step over all groups) by request.
 
         Largest hot buffers first, at most ``MAX_REQUESTS``; requests without enough sampled
-        steps are left out.
+        steps are omitted.
         """
         now_s = self._clock_s()
         if self._computed_s is None or now_s - self._computed_s >= self._fresh_for_s:
@@ -259,7 +259,7 @@ class ReferenceHotBuffers:
     def batch(self, segments: Sequence[ScheduledTokens]) -> DecodeBatch:
         """The decode rows of ``segments``, the same for every index group of the step.
 
-        Called once a step.
+        Called once per step.
         """
         for state in self._states:
             state.begin_step()
@@ -346,7 +346,7 @@ class ReferenceHotBuffers:
         return tuple(zip(curve.capacities, curve.miss_ratios, strict=True))
 
     def request_curves(self) -> Mapping[str, RowCurve]:
-        """Each request's own, in rows a step; kept between calls for a while."""
+        """Each request's own, in rows per step; kept between calls for a while."""
         return self._curves.by_request(self._tables.requests)
 
     def counters(self) -> dict[str, int]:

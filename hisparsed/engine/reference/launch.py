@@ -85,7 +85,7 @@ def slab_blocks_of_one_request(reference: ReferenceConfig, max_multiplier: float
 
     Its indexer pages, the largest hot lease, and in every index group the pages of one step and
     of the step before: those still leave for the host when the next are written, and with room
-    for one step only the request would preempt itself for ever.
+    for one step only the request would preempt itself forever.
     """
     size = reference.block_size
     window = min(reference.max_num_batched_tokens, reference.max_model_len)

@@ -21,7 +21,7 @@ from typing import Protocol
 from hisparsed.atomic_file import write_atomically
 
 ROW_BYTES = 128
-"""Bytes of one sparse-MLA row: 128 int8 latents, one row a token and layer."""
+"""Bytes of one sparse-MLA row: 128 int8 latents, one row per token and layer."""
 INDEX_DIM = 64
 INDEX_ROW_BYTES = INDEX_DIM + 4
 """Bytes of one indexer row: 64 int8 key values and one float32 scale."""

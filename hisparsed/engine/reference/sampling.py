@@ -1,7 +1,7 @@
 """Sampling of the reference node: vLLM's own sampler over every row of a step.
 
 A row is one position that a token is wanted for: a request has one, and one more for each draft.
-Rows are sampled as if each were a request of its own whose output ends with the drafts before it;
+Rows are sampled as if each were its own request whose output ends with the drafts before it;
 a request's tokens are those up to its first wrong draft. So drafts change how fast tokens come,
 never which.
 

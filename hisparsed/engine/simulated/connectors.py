@@ -54,7 +54,7 @@ class CopyQueue:
 
 
 class LinkDirection:
-    """Copies one after another; ``seconds_of`` gives the time of so many bytes."""
+    """Copies one after another; ``seconds_of`` gives the time of this many bytes."""
 
     def __init__(self, clock: VirtualClock, seconds_of: Callable[[float], float]) -> None:
         self._clock = clock
@@ -78,7 +78,7 @@ class LinkDirection:
             queue.ended.append(number)
 
     def give_way(self, seconds: float) -> None:
-        """Something else has the link for so long from now: what is in flight ends later."""
+        """Something else has the link for this long from now: what is in flight ends later."""
         self.settle()
         if self._waiting:
             self._gave_way_s += seconds
@@ -163,7 +163,7 @@ class SimulatedOffloadingSpec(_NoWorker, LentOffloadingSpec):
 
 
 class StandardOffloadingSpec(_NoWorker, CPUOffloadingSpec):  # type: ignore[misc]
-    """Named in ``spec_name``: chunks of all KV in memory of their own, as without HiSparse."""
+    """Named in ``spec_name``: chunks of all KV in their own memory, as without HiSparse."""
 
 
 class OffloadingSide:

@@ -2,7 +2,7 @@
 
 ``CostModel`` is a roofline of the described node with named efficiencies. Computing and memory
 traffic overlap, so the longer of them counts; launches and the row reads that attention waits
-for come on top. The engine core's CPU runs beside all of it where batches are scheduled ahead.
+for come on top. The engine core's CPU runs next to all of it where batches are scheduled ahead.
 A node scaled to a part stands for the whole, so its work is multiplied by what
 it stands for.
 
@@ -247,6 +247,6 @@ class CostModel:
         """Time of a bulk copy to the host: all GPUs hold the same, so one writes and none shares.
 
         With HiSparse, stock vLLM lets each GPU write a copy of the indexer of its own; that they
-        share the host's memory is left out.
+        share the host's memory is omitted.
         """
         return bytes_ * self._stands_for / self._to_host_s

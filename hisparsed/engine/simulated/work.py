@@ -86,7 +86,7 @@ class StepPart:
     count: int
     drafts: int
     length: int
-    """Tokens known before the step, drafts left out."""
+    """Tokens known before the step, drafts omitted."""
 
     @property
     def end(self) -> int:

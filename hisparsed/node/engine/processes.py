@@ -40,7 +40,7 @@ def is_held(path: Path) -> bool | None:
 
 
 def remove_unheld(path: Path) -> bool:
-    """Remove a file that nobody holds; says whether it is gone."""
+    """Remove a file that no process holds; says whether it is gone."""
     try:
         with _opened(path) as number, _only_holder(number) as alone:
             if alone:
@@ -102,7 +102,7 @@ class EngineProcesses:
 
     @property
     def killed(self) -> bool:
-        """Whether a signal ended a root, not a mistake of its own."""
+        """Whether a signal ended a root, not its own error."""
         return any((root.exitcode or 0) < 0 for root in self.roots)
 
     def exits(self, *, killed: bool = False) -> list[str]:
@@ -148,12 +148,12 @@ class EngineProcesses:
             if root.is_alive():
                 root.kill()
         for other in self.others:
-            # psutil looks at the start time first: the id may be somebody else's by now.
+            # psutil looks at the start time first: the id may be another process's by now.
             with contextlib.suppress(psutil.NoSuchProcess):
                 other.kill()
 
     def wait(self, within_s: float) -> bool:
-        """Whether all have ended within so many seconds; blocks."""
+        """Whether all have ended within this many seconds; blocks."""
         until_s = time.monotonic() + within_s
         for root in self.roots:
             root.join(max(0.0, until_s - time.monotonic()))
@@ -164,7 +164,9 @@ class EngineProcesses:
         return not any(root.is_alive() for root in self.roots)
 
     def free(self) -> list[str]:
-        """Remove shared memory that ended processes left and nobody holds; the names removed."""
+        """Remove shared memory that ended processes left and no process holds; the names
+        removed.
+        """
         left = [Path(name) for name in sorted(self.shared) if Path(name).exists()]
         return [str(path) for path in left if remove_unheld(path)]
 

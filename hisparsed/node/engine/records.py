@@ -95,7 +95,7 @@ class EngineRecord:
         self._save(_Document(good=values.document(), quarantined=quarantined, start_s=start_s))
 
     def quarantine(self, values: EngineValues, error: str, at_unix_s: float) -> None:
-        """Quarantine ``values`` in the place of what was."""
+        """Quarantine ``values`` instead of what was."""
         quarantined = Quarantined(digest=values.digest(), at_unix_s=at_unix_s, error=error)
         self._save(self._document.model_copy(update={"quarantined": quarantined}))
 

@@ -1,4 +1,4 @@
-"""Reports the engine's life: events, the service manager's status, and what a restart would do.
+"""Reports the engine's state: events, the service manager's status, and what a restart would do.
 
 Decides nothing: the supervisor says what has happened.
 """
@@ -25,7 +25,7 @@ def plan_sentence(
     left: Sequence[PendingRestart],
     last_start_s: float | None,
 ) -> str:
-    """What a restart does, before somebody confirms it."""
+    """What a restart does, shown before it is confirmed."""
     if drain_s > 0:
         limit = format_duration(drain_s)
         first = f"New calls get 503; the {calls} that are open get {limit} to end, then 503 too."

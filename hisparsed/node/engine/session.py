@@ -86,7 +86,7 @@ class EngineSession:
     on_tick: tuple[OnTick, ...]
     hang_after_s: float | None
     calls_ended: Callable[[float], Any]
-    """Waits at most so many seconds for the open calls of the API."""
+    """Waits at most this many seconds for the open calls of the API."""
     engine: RunningEngine
     lifespan: contextlib.AsyncExitStack
     """Of ``app``."""
@@ -108,7 +108,7 @@ class EngineSession:
     async def until_end(self) -> Died:
         """Returns once it has died, hangs, or stalls where the policy restarts then.
 
-        Raises what ends the control loop otherwise: a mistake of the daemon.
+        Raises what ends the control loop otherwise: a bug in the daemon.
         """
         ends: set[asyncio.Future[Any]] = {self.ticking, self.stalled}
         age = ReportAge(time.monotonic())

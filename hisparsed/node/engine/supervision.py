@@ -101,7 +101,7 @@ class LaunchEngine:
 
 @dataclass(frozen=True, slots=True)
 class AbortStart:
-    """End the start that goes on; ends in ``StartFailed``, or too late in ``EngineReady``."""
+    """End the start in progress; ends in ``StartFailed``, or too late in ``EngineReady``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Supervision:
     """Failed starts of the first engine, or with wanted values since somebody asked for them."""
     died_total: int = 0
     planned_total: int = 0
-    """Restarts that somebody asked for and that were begun."""
+    """Restarts that were requested and begun."""
     next_try_s: float | None = None
     planned: bool = False
     """The engine that is started next was asked for."""
@@ -179,7 +179,7 @@ def begin(values: Values, now_s: float) -> Step:
 
 
 def wait_s(ends: int, limits: SupervisionConfig) -> float:
-    """How long to wait for the next try after so many ends in the window, 1 or more."""
+    """How long to wait for the next try after this many ends in the window, 1 or more."""
     # Doubled often enough, a float overflows where the cap would have held long before.
     return min(limits.first_wait * 2.0 ** min(ends - 1, 60), limits.longest_wait)
 
@@ -310,7 +310,7 @@ def _stop(state: Supervision, event: StopAsked, now_s: float) -> Step:
         case EngineState.DRAINING if state.stopping:
             return state, (CutDrain(),)
         case EngineState.DRAINING:
-            # The drain that goes on is of the restart; the stop has a limit of its own.
+            # The drain in progress is of the restart; the stop has its own limit.
             state = replace(state, stopping=True, planned=False)
             return state, (Drain(event.drain_s),)
         case EngineState.RESTARTING if state.next_try_s is not None:

@@ -153,7 +153,7 @@ class Supervisor:
                 self._reporter.stopped(self._node.admission.open_requests)
 
     async def _abandon(self) -> None:
-        """A mistake of the daemon, or its end by force: leave no engine behind."""
+        """An error of the daemon, or its end by force: leave no engine behind."""
         self._abort.set()
         if self._starting is not None and not self._starting.done():
             await asyncio.wait({self._starting})
@@ -169,7 +169,7 @@ class Supervisor:
     def _spawn(
         self, work: Callable[P, Coroutine[Any, Any, supervision.Event]], *a: P.args, **kw: P.kwargs
     ) -> asyncio.Task[None]:
-        """Do it beside the loop; the event that it ends in comes in, or what it raised."""
+        """Do it alongside the loop; the event that it ends in comes in, or what it raised."""
 
         async def post() -> None:
             try:

@@ -1,9 +1,9 @@
 """Watches a running engine: how long it has not reported, and whether its calls stall.
 
-An engine that does not report is in one long step or hangs; time alone tells these apart. Only time
-in which the daemon was awake counts, so that an engine on a machine that slept is not taken for one
-that hangs, and of the time in which the engine compiles kernels only what is beyond all reason.
-Whether calls stall is the policy's judgement of a new report; then an event is recorded
+An engine that does not report is in one long step or hangs; time alone distinguishes these. Only
+time in which the daemon was awake counts, so that an engine on a machine that slept is not taken
+for one that hangs, and of the time in which the engine compiles kernels only what is beyond all
+reason. Whether calls stall is the policy's judgement of a new report; then an event is recorded
 and, where the policy says so, the engine restarts, a limited number of times an hour.
 """
 
@@ -20,7 +20,7 @@ from hisparsed.policy.events import EventKind
 MOST_A_LOOK_S = 2.0
 """What one look adds at most; many times longer than looks are apart."""
 ASK_AFTER_S = 1.0
-"""Without a report for so long, it is asked whether the engine compiles."""
+"""Without a report for this long, it is asked whether the engine compiles."""
 MOST_COMPILING_S = 1800.0
 """Between two reports; what is compiled for longer hangs."""
 
@@ -114,7 +114,7 @@ class StallWatchdog:
         try:
             self._restarts.save([*before, now_s])
         except OSError as error:
-            # Without a count there is no cap, and a node that restarts for ever serves nobody.
+            # Without a count there is no cap, and a node that restarts forever serves nobody.
             return False, (
                 f"{self._restarts.path} cannot be written ({error.strerror or error}), so the "
                 "engine stays up and the node answers not ready."

@@ -88,7 +88,7 @@ class Admission:
         return self._open + len(self._background())
 
     def release_held(self) -> None:
-        """Calls that are held back end with the refusal; those that are open go on."""
+        """Calls that are held back end with the refusal; those that are open continue."""
         self.sessions.close()
 
     def put_limits(self, limits: signals.AdmissionRules) -> None:
@@ -107,7 +107,7 @@ class Admission:
         return self.counters.refused_session + self._context.refused
 
     async def all_ended(self, within_s: float) -> bool:
-        """Whether no call is open, at once or within so many seconds."""
+        """Whether no call is open, at once or within this many seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while self.open_requests:

@@ -139,7 +139,7 @@ class _Answer:
         longest = self._limit.model_tokens
         no_room = _NO_ROOM.match(message) and error.get("param") == "max_tokens"
         if longest is not None and no_room and not self._call.asks_nothing:
-            # vLLM fills in what is left beside the prompt, and then refuses its own number.
+            # vLLM fills in what is left next to the prompt, and then refuses its own number.
             message = ContextLimit.words(longest, longest)
             error["param"] = "input_tokens"
         error["message"] = message

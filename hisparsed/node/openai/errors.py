@@ -2,8 +2,8 @@
 
 OpenAI's, OpenAI Responses' and Anthropic's; the path says which. An error is a whole response, or
 the last events of a stream that has begun. Errors of vLLM on the Messages API are rewritten to
-Anthropic's form; answers below 400 pass unchanged. Not for the control API, whose errors have a
-form of their own.
+Anthropic's form; answers below 400 pass unchanged. Not for the control API, whose errors have their
+own form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 
 def is_below(path: str, root: str) -> bool:
-    """Whether ``path`` is ``root`` or goes on below it."""
+    """Whether ``path`` is ``root`` or continues below it."""
     return path == root or path.startswith(f"{root}/")
 
 

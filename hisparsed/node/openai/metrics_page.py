@@ -2,7 +2,7 @@
 
 Prometheus' text format, or OpenMetrics where ``Accept`` prefers it; gzip where ``Accept-Encoding``
 takes it. Headers that say nothing known get the plain text. While no engine serves, gauges of vLLM
-are left out: they would show the load that the last engine had before it ended.
+are omitted: they would show the load that the last engine had before it ended.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MetricsPage:
 
 
 def metrics_app(page: App) -> Starlette:
-    """``/metrics`` for an address of its own; everything else is not found there."""
+    """``/metrics`` for its own address; everything else is not found there."""
     return Starlette(routes=[Route("/metrics", page)])
 
 

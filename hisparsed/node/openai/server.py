@@ -114,7 +114,7 @@ def openai_app(
     inside = KeyGuard(ServedPaths(cleared), api_keys=api_keys)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        begin_call()  # each request is a task of its own
+        begin_call()  # each request is its own task
         await inside(scope, receive, send)
 
     return application

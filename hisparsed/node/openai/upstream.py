@@ -61,7 +61,7 @@ class How(StrEnum):
     CUT = "cut"
     """Its engine ended, or an override expired."""
     FAILED = "failed"
-    """vLLM answered with an error of its own."""
+    """vLLM answered with its own error."""
 
 
 class Serving(Protocol):

@@ -31,7 +31,7 @@ Prove = Callable[[Sequence[Question]], Awaitable[tuple[Proof, ...]]]
 
 @dataclass(frozen=True)
 class Cards:
-    """What a proof rests on beside versions and sizes. ``names``: one a rank."""
+    """What a proof rests on next to versions and sizes. ``names``: one a rank."""
 
     names: tuple[str, ...]
     driver: str | None

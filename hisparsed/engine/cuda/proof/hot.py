@@ -1,4 +1,4 @@
-"""Our resolver and gather beside vLLM's own operators, on the same random steps.
+"""Our resolver and gather next to vLLM's own operators, on the same random steps.
 
 Every step is compared row by row with what the host has; then both are timed. Where ours moves
 leases, vLLM's has one size, as on the node.
@@ -25,7 +25,7 @@ REPLAYED_STEPS = 10
 WARM_STEPS = 8
 TIMED_STEPS = 24
 _ROWS_AT_ONCE = 16
-"""Decode rows whose KV rows are compared together: 22 MB a layer at top-k 2,048."""
+"""Decode rows whose KV rows are compared together: 22 MB per layer at top-k 2,048."""
 _SEED = 20
 
 

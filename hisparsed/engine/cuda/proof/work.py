@@ -17,7 +17,7 @@ _MOST_CONTEXT = 32_768
 """Positions of the longest request; enough for several hot buffers of GLM-5.x."""
 _MOST_REQUESTS = 64
 _MEMORY_SHARE = 8
-"""Both sides together take at most one part in so many of the GPU's free memory."""
+"""Both sides together take at most one part in this many of the GPU's free memory."""
 RESIDENT_PAGES = 4
 """Pages of a request that are on the GPU too."""
 SECOND_GROUP_LAYERS = 1

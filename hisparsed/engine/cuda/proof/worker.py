@@ -52,7 +52,7 @@ class Pool:
         self._generator = generator
 
     def _blocks(self, request: int, generator: torch.Generator) -> torch.Tensor:
-        """Shared blocks in an order of its own, then one that nobody else has."""
+        """Shared blocks in its own order, then one that no other request has."""
         pages = -(-self.work.tokens(request) // self.work.sizes.block_tokens)
         shared = 1 + torch.randperm(self.work.shared_pages, generator=generator)
         own = torch.tensor([1 + self.work.shared_pages + request])
@@ -265,7 +265,7 @@ class Side:
     # --- between steps ------------------------------------------------------------------
 
     def rewritten(self, rows: Mapping[int, torch.Tensor]) -> None:
-        """Forget hot copies of host rows, by request of the step before; once a step."""
+        """Forget hot copies of host rows, by request of the step before; once per step."""
         ids = torch.cat([torch.full_like(of, one).int() for one, of in sorted(rows.items())])
         written = torch.cat([of for _, of in sorted(rows.items())])
         for handle in self.handles:

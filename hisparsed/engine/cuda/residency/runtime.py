@@ -89,7 +89,7 @@ class ResolvedRuntime(HiSparseRuntime):  # type: ignore[misc]
 
 
 _installed: list[WorkerResidency] = []
-"""The one of this process: a GPU worker is a process of its own."""
+"""The one of this process: a GPU worker is its own process."""
 
 
 def installed() -> WorkerResidency:

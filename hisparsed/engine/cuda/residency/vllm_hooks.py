@@ -35,7 +35,7 @@ class HotExtension:
         return installed().report(self.model_runner.req_states.req_id_to_index)
 
     def hisparsed_resize_hot(self, leases: dict[str, int]) -> tuple[int, int]:
-        """Shrink hot buffers to so many blocks of each hot group; requests shrunk, rows moved.
+        """Shrink hot buffers to this many blocks of each hot group; requests shrunk, rows moved.
 
         The worker's block tables end there afterwards, so that blocks leased later follow. Where
         it raises, some may be shrunk: no further step is served.

@@ -231,7 +231,7 @@ class WorkerResidency:
         row_of: Mapping[str, int],
         hot_tables: Sequence[torch.Tensor],
     ) -> int:
-        """Shrink hot buffers to so many blocks of each group; returns rows moved.
+        """Shrink hot buffers to this many blocks of each group; returns rows moved.
 
         ``row_of``: state row of each request; who is not in it has ended. ``hot_tables``: by hot
         group, int32 [S, *] by state row, still with the blocks that go back. Waits for the

@@ -62,7 +62,7 @@ def offer_params(
 
 
 def parse_remote_prefix(params: Mapping[str, Any]) -> RemotePrefix:
-    """Raises ``ValueError`` that names the key, its value, and what would be right."""
+    """Raises ``ValueError`` that names the key, its value, and the expected value."""
     return RemotePrefix(
         request_id=text_param(params, "remote_request_id"),
         host=text_param(params, "remote_host"),

@@ -31,7 +31,7 @@ _MESSAGE_BYTES = 64 << 10
 
 
 class HandoffError(Exception):
-    """A transfer that did not happen. The text says where, what was seen, what would be right."""
+    """A transfer that did not happen. The text says where, what was seen, the expected value."""
 
 
 class Wire:

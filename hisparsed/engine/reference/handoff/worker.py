@@ -1,6 +1,6 @@
 """The worker's half of the hand-over: offers kept, prefixes fetched and written, all counted.
 
-``HandoffWorker`` is called once a step on the engine thread, which alone writes into the pools.
+``HandoffWorker`` is called once per step on the engine thread, which alone writes into the pools.
 ``Fetcher`` is the decode node's side of a transfer: it fetches on threads and writes nothing. A
 fetched prefix is whole and checked, or it is a failure with a reason. Every fetch ends by its
 timeout.
@@ -98,7 +98,7 @@ class Fetcher:
             self._results.put(Fetched(wanted, (), str(error)))
             self._send_release(wanted.remote, deadline_s)
         except Exception as error:
-            # A defect here must not leave its request waiting for ever.
+            # A defect here must not leave its request waiting forever.
             self._results.put(Fetched(wanted, (), repr(error)))
         else:
             self._results.put(Fetched(wanted, data, None))
