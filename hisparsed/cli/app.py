@@ -11,7 +11,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from hisparsed.engine.garbage import collect_rarely, is_spawned
 from hisparsed.errors import EXIT_USER_ERROR, UserError
+
+if is_spawned():
+    # A process of the engine, which multiprocessing lets import this first; vLLM comes next.
+    collect_rarely()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ import threading
 from multiprocessing.connection import wait
 from typing import Any
 
+from hisparsed.engine.garbage import collect_as_usual
+
 LAUNCHED_ENV = "HISPARSED_ENGINE"
 """Set by hisparsed for the processes it starts."""
 DAEMON_GROUP_ENV = "HISPARSED_DAEMON_GROUP"
@@ -79,6 +81,8 @@ def register() -> None:
         return
     from vllm.v1.engine.core import EngineCore
 
+    if multiprocessing.parent_process() is not None:
+        collect_as_usual()
     end_with_parent()
     leave_group_of_daemon()
     setattr(EngineCore, CONTROL_METHOD, control)

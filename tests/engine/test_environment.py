@@ -6,7 +6,11 @@ import os
 
 import pytest
 
-from hisparsed.engine.environment import environment_problems, set_process_start
+from hisparsed.engine.environment import (
+    environment_problems,
+    refuse_unreadable,
+    set_process_start,
+)
 from hisparsed.errors import UserError
 
 
@@ -62,3 +66,14 @@ def test_a_port_is_left_to_vllm() -> None:
     environ = {"VLLM_PORT": "8000"}
     set_process_start(environ)
     assert environ["VLLM_PORT"] == "8000"
+
+
+@pytest.mark.engine
+def test_a_variable_that_vllm_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "VLLM_ENGINE_READY_TIMEOUT_S"
+    monkeypatch.setenv("VLLM_OF_NOBODY", "soon")
+    monkeypatch.setenv(name, "20")
+    refuse_unreadable(os.environ)
+    monkeypatch.setenv(name, "soon")
+    with pytest.raises(UserError, match=f'{name}: vLLM cannot read "soon"'):
+        refuse_unreadable(os.environ)

@@ -270,6 +270,7 @@ def test_without_a_card_one_line_says_so(arguments: tuple[str, ...], tmp_path: P
     assert not (tmp_path / "out.json").exists()
 
 
+@pytest.mark.long
 def test_the_kernels_alone_are_rehearsed_without_a_card(tmp_path: Path) -> None:
     """Interpreted: the oracle, addresses past 2**31, sizes and registers."""
     out = tmp_path / "out.json"

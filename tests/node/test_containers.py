@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from engine_faults import NO_START, Faults
 from serve_process import START_S, NodeFiles, ServeProcess, hisparsed, plain_environment
-from streaming import complete
+from streaming import CHAT, complete
 
 from hisparsed.operations.checks import EXIT_FATAL
 
@@ -55,7 +55,11 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def node(
     tmp_path_factory: pytest.TempPathFactory, container: dict[str, str]
 ) -> Iterator[ServeProcess]:
-    served = ServeProcess(NodeFiles(tmp_path_factory.mktemp("node")), **container)
+    files = NodeFiles(
+        tmp_path_factory.mktemp("node"),
+        frontend_args={"tool_call_parser": None, "enable_auto_tool_choice": False},
+    )
+    served = ServeProcess(files, **container)
     try:
         yield served.wait_until_ready()
         assert served.end() == 0, served.log_end()
@@ -69,6 +73,17 @@ def node(
 def test_it_serves_and_says_what_it_left_out(node: ServeProcess) -> None:
     assert complete(node.http, "hello", 4)["usage"]["completion_tokens"] == 4
     assert "VLLM_PORT=tcp://10.0.0.1:8000 is left out" in node.log()
+
+
+@pytest.mark.engine
+def test_tools_without_a_parser_are_refused_with_our_key_for_it(node: ServeProcess) -> None:
+    asked = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "tools": [{"type": "function", "function": {"name": "a"}}],
+    }
+    answer = node.http.post(CHAT, json=asked)
+    assert answer.status_code == 400, answer.text
+    assert "frontend_args.tool_call_parser" in answer.json()["error"]["message"]
 
 
 @pytest.mark.engine
@@ -147,6 +162,7 @@ def test_a_port_of_vllms_that_is_none_is_refused_by_both(files: NodeFiles) -> No
     both_refuse(files, 'VLLM_PORT: "http" is not a port; unset it', VLLM_PORT="http")
 
 
+@pytest.mark.long
 @pytest.mark.engine
 def test_a_variable_that_vllm_cannot_read_is_named_before_an_engine_starts(
     files: NodeFiles,
@@ -170,6 +186,8 @@ def test_the_last_line_of_a_failed_start_says_why_and_where_more_is(
 ) -> None:
     faults = Faults(tmp_path / "faults")
     faults.begin(NO_START)
+    files.document["supervision"] = {"most_restarts": 0}
+    files.write_config()
     serve = ServeProcess(files, **faults.environment)
     try:
         assert serve.wait(START_S) == 70, serve.log_end()

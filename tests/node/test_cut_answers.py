@@ -22,7 +22,6 @@ ROOM = {
     "reference": {"gpu_blocks": 2400, "max_model_len": 1024, "max_num_seqs": 16},
     "host_budget": "48MiB",
 }
-SHORT = {"drain_timeout": "500ms"}
 
 
 def to_daemon(node: ServeProcess) -> None:
@@ -39,42 +38,46 @@ def to_group(number: signal.Signals) -> Callable[[ServeProcess], None]:
     return lambda node: os.killpg(node.pid, number)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("end", "changes", "outcome"),
+    ("end", "outcome"),
     [
-        (to_group(signal.SIGTERM), {}, WHOLE),
-        pytest.param(to_group(signal.SIGINT), {}, WHOLE, marks=pytest.mark.long),
-        (to_daemon, SHORT, ERROR),
-        pytest.param(to_daemon_twice, {}, ERROR, marks=pytest.mark.long),
+        (to_group(signal.SIGTERM), WHOLE),
+        (to_group(signal.SIGINT), WHOLE),
+        (to_daemon_twice, ERROR),
     ],
-    ids=["SIGTERM to the group", "SIGINT to the group", "drain is over", "second SIGTERM"],
+    ids=["SIGTERM to the group", "SIGINT to the group", "second SIGTERM"],
 )
 def test_a_daemon_that_ends_leaves_no_answer_that_looks_finished(
     files: NodeFiles,
     end: Callable[[ServeProcess], None],
-    changes: dict[str, str],
     outcome: str,
 ) -> None:
-    files.document |= {**ROOM, **changes}
+    files.document |= ROOM
     files.write_config()
     node = ServeProcess(files, **ENVIRONMENT)
     try:
-        calls = OpenCalls(node.wait_until_ready()).begin()
-        assert open_requests(node) == len(KINDS)
-        end(node)
-        found = calls.outcomes()
-        assert node.wait() == 0, node.log_end()
-        # Nobody answers for it once the daemon is gone; what it said until then was "in progress".
-        background = found.pop("responses background")
-        assert background in (outcome, GONE), background
-        assert found == dict.fromkeys(found, outcome), node.log_end()
-        if outcome == ERROR:
-            assert f"{len(KINDS)} calls were cut off" in node.log()
-        else:
-            assert "Stopped; all calls ended." in node.log()
-        node.assert_nothing_left()
+        ends_as(node.wait_until_ready(), end, outcome)
     finally:
         node.kill()
+
+
+def ends_as(node: ServeProcess, end: Callable[[ServeProcess], None], outcome: str) -> None:
+    """Calls of every kind have this ``outcome`` when ``end`` ends the daemon; nothing is left."""
+    calls = OpenCalls(node).begin()
+    assert open_requests(node) == len(KINDS)
+    end(node)
+    found = calls.outcomes()
+    assert node.wait() == 0, node.log_end()
+    # Nobody answers for it once the daemon is gone; what it said until then was "in progress".
+    background = found.pop("responses background")
+    assert background in (outcome, GONE), background
+    assert found == dict.fromkeys(found, outcome), node.log_end()
+    if outcome == ERROR:
+        assert f"{len(KINDS)} calls were cut off" in node.log()
+    else:
+        assert "Stopped; all calls ended." in node.log()
+    node.assert_nothing_left()
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +87,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
         tmp_path_factory.mktemp("lasting"),
         **ROOM,
         supervision={"most_restarts": 20, "first_wait": "50ms", "hang_after": "3s"},
+        drain_timeout="500ms",
     )
     node = ServeProcess(files, **ENVIRONMENT)
     try:
@@ -108,7 +112,7 @@ def restart(drain_s: float) -> Callable[[ServeProcess], None]:
 @pytest.mark.parametrize(
     ("end", "outcome"),
     [
-        (restart(60), WHOLE),
+        pytest.param(restart(60), WHOLE, marks=pytest.mark.long),
         pytest.param(restart(0), ERROR, marks=pytest.mark.long),
         (to_engine(signal.SIGTERM), ERROR),
         pytest.param(to_engine(signal.SIGINT), ERROR, marks=pytest.mark.long),
@@ -146,6 +150,11 @@ def test_a_client_that_goes_away_is_counted_as_such(lasting: ServeProcess) -> No
         next(response.iter_lines())
     until("it is counted", lambda: ended(lasting)["cancelled"] == before["cancelled"] + 1)
     assert ended(lasting)["cut"] == before["cut"]
+
+
+def test_a_drain_that_is_over_leaves_no_answer_that_looks_finished(lasting: ServeProcess) -> None:
+    """The last one on this daemon, which it ends."""
+    ends_as(lasting, to_daemon, ERROR)
 
 
 def restarts_of(node: ServeProcess) -> int:

@@ -218,6 +218,7 @@ def test_before_the_first_engine_serves_the_node_answers_for_itself(
     assert post(node, "/v1/engine/restart").json()["error"]["code"] == "engine_busy"
 
 
+@pytest.mark.long
 def test_a_first_engine_that_is_killed_while_it_starts_is_started_again(
     starting: ServeProcess,
 ) -> None:

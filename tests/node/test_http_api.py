@@ -21,6 +21,9 @@ import pytest
 from serve_process import NodeFiles, ServeProcess, until
 from streaming import CHAT, COMPLETIONS, call, complete, stream
 
+from hisparsed.control.api.client import ControlClient
+from hisparsed.errors import UserError
+
 
 class OtlpCollector:
     """``bodies`` are the exports as they came, protobuf; ``url`` is for vLLM's setting."""
@@ -427,15 +430,23 @@ def test_a_killed_daemon_takes_its_engine_along_and_another_takes_over(edge: Ser
     until("the engine core ends by itself", lambda: not is_alive(engine), timeout_s=20)
     assert edge.files.socket.exists(), "a killed daemon cannot remove its socket"
 
+    # That it serves then is tested with test_stops.
     second = ServeProcess(edge.files, **ENVIRONMENT)
     try:
-        second.wait_until_ready()
-        second.http.headers["authorization"] = f"Bearer {KEY}"
-        assert complete(second.http, "hello", 4)["usage"]["completion_tokens"] == 4
-        assert second.status().node.pid == second.pid
-        assert second.end() == 0, second.log_end()
+        until("it answers on the socket", lambda: pid_on(edge.files.socket) == second.pid)
+        second.signal(signal.SIGTERM)
+        assert second.wait(timeout_s=60) == 0, second.log_end()
     finally:
         second.kill()
+
+
+def pid_on(path: Path) -> int | None:
+    """Of the daemon that answers there, if one does."""
+    try:
+        with ControlClient(path) as client:
+            return client.status().node.pid
+    except UserError:
+        return None
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -6,6 +6,7 @@ One daemon for the whole file; each test leaves it as it was, but for the last, 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sqlite3
 from collections.abc import Iterator
@@ -511,7 +512,8 @@ def test_a_sigterm_lets_a_running_stream_finish_and_refuses_new_calls(
 ) -> None:
     with stream(node.http, COMPLETIONS, call("drain", LONG_ANSWER)) as events:
         received = [next(events)]
-        node.signal(signal.SIGTERM)
+        # As Ctrl-C does it: only the daemon may take it for its own.
+        os.killpg(node.pid, signal.SIGTERM)
         until("the node drains", lambda: node.status().lifecycle == "draining")
         refused = node.http.post(COMPLETIONS, json=call("late", 4))
         assert refused.status_code == 503

@@ -20,6 +20,7 @@ from fake_node import FakeNode
 from recorded_journal import write_journal
 from recorded_node import RecordedFeed, recorded_model
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from hisparsed.tui import updates
 from hisparsed.tui.app import TopApp
@@ -127,7 +128,10 @@ DIALOGS = {
 
 
 @every_size
-async def test_dialogs(node: FakeNode, tmp_path: Path, size: tuple[int, int]) -> None:
+async def test_dialogs(
+    node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(Input, "cursor_blink", False)
     address = parse_address(f"gpu-7={node.path}")
     async with NodeClient(address) as client:
         model = recorded_model("gpu-7")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hisparsed.canary.asker import CanaryAsker
 from hisparsed.canary.watch import CanaryWatch
 from hisparsed.control.loop import ControlLoop
+from hisparsed.engine.garbage import collect_as_usual, collect_rarely
 from hisparsed.errors import EngineStartError
 from hisparsed.node.engine.kernels import Settled
 from hisparsed.node.engine.processes import EngineProcesses, ProcessesSince
@@ -95,6 +96,7 @@ async def _launch(node: Node, settled: Settled, folder: Path, stop: asyncio.Even
         from hisparsed.engine.launch import launch_engine, require_startable
         from hisparsed.engine.openai_app import frontend_arguments, preload
 
+        collect_rarely()
         folder.mkdir(parents=True, exist_ok=True)
         config, most = values.config, values.max_multiplier
         require_startable(config, node.kind, max_multiplier=most)
@@ -122,6 +124,8 @@ async def _launch(node: Node, settled: Settled, folder: Path, stop: asyncio.Even
         if isinstance(error, EngineStartError):
             raise _with_processes(error, processes) from error
         raise
+    finally:
+        collect_as_usual()
     return RunningEngine(handle, frontend, await asyncio.to_thread(since.look), folder, stop_s)
 
 

@@ -21,7 +21,7 @@ from hisparsed.plan.layout import real_layout
 PROBE = Path(__file__).with_name("launch_probe.py")
 BUDGET_BYTES = 512 * 2**30
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 
 @pytest.fixture(scope="module", params=versions())

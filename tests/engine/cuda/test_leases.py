@@ -52,7 +52,7 @@ def configured(patch: pytest.MonkeyPatch, **options: Any) -> None:
     patch.setattr(conversations, "build_vllm_config", with_ours)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_workers_know_every_lease_while_leases_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

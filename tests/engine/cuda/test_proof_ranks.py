@@ -149,18 +149,22 @@ async def on_stand_in(monkeypatch: pytest.MonkeyPatch, *faults: str) -> list[Pro
 
 
 @pytest.mark.engine
-async def test_the_process_proves_what_is_right_and_finds_what_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    right, wrong = await on_stand_in(monkeypatch, "none", "wrong")
-    assert judge_hot([right], 50.0).reason is KernelReason.PROVED
-    assert chunks_problem([right]) is None
-    assert right.chunks.chunks > 100
-    verdict = judge_hot([right, wrong], 50.0)
+async def test_the_process_finds_what_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    (wrong,) = await on_stand_in(monkeypatch, "wrong")
+    verdict = judge_hot([answer(), wrong], 50.0)
     assert verdict.reason is KernelReason.DIFFERENT
     assert "layer 1" in verdict.because
     assert "byte 7" in verdict.because
-    assert "are not those stored" in str(chunks_problem([right, wrong]))
+    assert "are not those stored" in str(chunks_problem([answer(), wrong]))
+
+
+@pytest.mark.long
+@pytest.mark.engine
+async def test_the_process_proves_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    (right,) = await on_stand_in(monkeypatch, "none")
+    assert judge_hot([right], 50.0).reason is KernelReason.PROVED
+    assert chunks_problem([right]) is None
+    assert right.chunks.chunks > 100
 
 
 # --- verdicts -----------------------------------------------------------------------------

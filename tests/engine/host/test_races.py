@@ -315,13 +315,16 @@ def test_lent_blocks_are_not_in_use_to_vllms_gauges(engine: Any, workers: Script
     assert 0 < usage < 1
 
 
+@pytest.mark.examples
 def test_resets_and_moves_at_random_change_no_token(tmp_path: Path) -> None:
     shape = EngineShape(gpu_blocks=420, host_budget_bytes=20 << 20, ack_lag_steps=3)
 
     def talk(between: Any) -> Any:
         engine = build_engine(tmp_path, shape)
         apply(engine, {"offload_target_blocks": 300})
-        conversations = make_conversations(count=6, turns=3, first=300, later=60, answer=16, seed=5)
+        conversations = make_conversations(
+            count=examples(4, 6), turns=3, first=300, later=60, answer=16, seed=5
+        )
         return converse(engine, conversations, lambda step: between(engine, step)).answers
 
     rng = random.Random(0)
@@ -479,7 +482,7 @@ def test_the_ledger_stays_sound_under_random_fire(tmp_path: Any) -> None:
             derandomize=True,
             deadline=None,
             database=None,
-            max_examples=examples(15, 60),
+            max_examples=examples(10, 60),
             stateful_step_count=40,
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
