@@ -32,7 +32,7 @@ from hisparsed.engine.messages import (
     command_to_wire,
     report_from_wire,
 )
-from hisparsed.engine.plugin import CONTROL_METHOD
+from hisparsed.engine.plugin import CONTROL_METHOD, Guard
 from hisparsed.engine.port import EngineGone, HotPolicy, ServingCounters
 from hisparsed.errors import EngineStartError, UserError
 from hisparsed.policy.decisions import EngineCommand
@@ -131,6 +131,7 @@ def launch_engine(
     body = body_of(kind)
     vllm_config = body.vllm_config(config, max_multiplier=max_multiplier)
     vllm_config.additional_config.setdefault("hisparsed", {})["lends"] = lends
+    vllm_config.hisparsed_guard = Guard()
     try:
         return start_engine(vllm_config, body.llm_class(), context_limit)
     except Exception as error:

@@ -4,7 +4,9 @@ vLLM loads general plugins into every process of every vLLM on the machine, so `
 does nothing unless hisparsed launched the process. vLLM stops its engine core when told to; a
 daemon that was killed can no longer tell it, so the process also watches its parent. The engine
 core leads a process group, which its workers are born into: Ctrl-C and supervisors that signal the
-daemon's group reach the daemon alone, which drains first.
+daemon's group reach the daemon alone, which drains first. Both hold from the moment at which the
+process reads vLLM's configuration (``Guard``): plugins are loaded only after vLLM's handshake,
+which waits five minutes for an answer of the daemon.
 """
 
 from __future__ import annotations
@@ -81,20 +83,43 @@ def register() -> None:
         return
     from vllm.v1.engine.core import EngineCore
 
-    if multiprocessing.parent_process() is not None:
+    spawned = multiprocessing.parent_process()
+    if spawned is not None:
         collect_as_usual()
-    end_with_parent()
-    leave_group_of_daemon()
+        _end_after(spawned.sentinel)
+        _leave_group_of_daemon()
     setattr(EngineCore, CONTROL_METHOD, control)
 
 
-def leave_group_of_daemon() -> None:
+class Guard:
+    """To be set as an attribute of vLLM's configuration, which goes to each process of an engine.
+
+    A process that reads it from another one ends with that, and leaves the daemon's group.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return guarded_by, (os.getpid(),)
+
+
+def guarded_by(pid: int) -> Guard:
+    """What a ``Guard`` is read by; ``pid`` is the process that wrote it. A copy guards nothing."""
+    if pid != os.getpid():
+        _leave_group_of_daemon()
+        try:
+            _end_after(os.pidfd_open(pid))
+        except ProcessLookupError:
+            _end()
+        except OSError:
+            pass  # a kernel or container without it; the plugin watches later
+    return Guard()
+
+
+def _leave_group_of_daemon() -> None:
     """From now on what is sent to the daemon's process group does not reach this process.
 
-    Does nothing in the daemon, and in workers that are in their engine core's group.
+    Does nothing in workers, which are in their engine core's group. Not for the daemon itself.
     """
-    spawned = multiprocessing.parent_process() is not None
-    if spawned and os.environ.get(DAEMON_GROUP_ENV) == str(os.getpgrp()):
+    if os.environ.get(DAEMON_GROUP_ENV) == str(os.getpgrp()):
         os.setpgid(0, 0)
 
 
@@ -102,21 +127,19 @@ EXIT_PARENT_GONE = 71
 _THREAD_NAME = "hisparsed-parent-watch"
 
 
-def end_with_parent() -> None:
-    """From now on this process ends at once when its parent has; safe to call again.
-
-    Does nothing in a process that multiprocessing did not start.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None or any(one.name == _THREAD_NAME for one in threading.enumerate()):
+def _end_after(sentinel: int) -> None:
+    """From now on this process ends at once when ``sentinel`` can be read; safe to call again."""
+    if any(one.name == _THREAD_NAME for one in threading.enumerate()):
         return
-    threading.Thread(
-        target=_wait_and_end, args=(parent.sentinel,), name=_THREAD_NAME, daemon=True
-    ).start()
+    threading.Thread(target=_wait_and_end, args=(sentinel,), name=_THREAD_NAME, daemon=True).start()
 
 
 def _wait_and_end(sentinel: int) -> None:
     wait([sentinel])
+    _end()
+
+
+def _end() -> None:
     with contextlib.suppress(OSError):
         os.write(2, b"hisparsed: the daemon is gone; its engine process ends.\n")
     # Not sys.exit: from a thread that ends only the thread, and there is nobody left to answer.

@@ -76,6 +76,9 @@ class ClientStats(OutputProcessor):  # type: ignore[misc]
         processor.__class__ = cls
         processor.own = own
 
+    def _counts(self, req_state: Any) -> bool:
+        return req_state.external_req_id not in self.own
+
     def _update_stats_from_output(
         self,
         req_state: Any,
@@ -83,7 +86,7 @@ class ClientStats(OutputProcessor):  # type: ignore[misc]
         engine_core_timestamp: float | None,
         iteration_stats: Any,
     ) -> None:
-        if req_state.external_req_id not in self.own:
+        if self._counts(req_state):
             super()._update_stats_from_output(
                 req_state, engine_core_output, engine_core_timestamp, iteration_stats
             )
@@ -91,7 +94,7 @@ class ClientStats(OutputProcessor):  # type: ignore[misc]
     def _update_stats_from_finished(
         self, req_state: Any, finish_reason: Any, iteration_stats: Any
     ) -> None:
-        if req_state.external_req_id not in self.own:
+        if self._counts(req_state):
             super()._update_stats_from_finished(req_state, finish_reason, iteration_stats)
 
 

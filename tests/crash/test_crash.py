@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import tempfile
@@ -36,6 +37,25 @@ def test_a_kill_leaves_nothing(folder: Path, seed: int) -> None:
 
 def engines(node: ServeProcess) -> Iterator[psutil.Process]:
     return (one for one in node.children() if "EngineCore" in one.name())
+
+
+@pytest.mark.long
+def test_an_engine_that_begins_when_its_daemon_is_killed_ends_by_itself(folder: Path) -> None:
+    """vLLM's own would wait five minutes for a daemon that does not answer its first words."""
+    node = ServeProcess(NodeFiles(folder / "n"))
+    try:
+        until("it has begun", lambda: next(spawned(node), None), timeout_s=300)
+        node.signal(signal.SIGKILL)
+        until("it has ended", lambda: not node.session_members(), timeout_s=200)
+    finally:
+        node.kill()
+
+
+def spawned(node: ServeProcess) -> Iterator[psutil.Process]:
+    for one in node.children():
+        with contextlib.suppress(psutil.Error):
+            if "spawn_main" in " ".join(one.cmdline()):
+                yield one
 
 
 @pytest.mark.parametrize("begins", [False, pytest.param(True, marks=pytest.mark.long)])

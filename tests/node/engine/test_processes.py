@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import shutil
@@ -14,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 
+from hisparsed.engine.plugin import EXIT_PARENT_GONE, Guard
 from hisparsed.node.engine.processes import (
     STATE_ENV,
     EngineProcesses,
@@ -153,6 +155,48 @@ def test_shared_memory_is_removed_once_nobody_holds_it(
 )
 def test_exit_codes_are_told_in_words(code: int | None, words: str) -> None:
     assert words in exit_text(code)
+
+
+BEFORE_ANY_PLUGIN = """
+import multiprocessing, os, time
+from hisparsed.engine.plugin import Guard
+
+def begins(guard, told):
+    told.send(os.getpid())
+    time.sleep(600)
+
+if __name__ == "__main__":
+    told, tells = multiprocessing.Pipe()
+    spawned = multiprocessing.get_context("spawn").Process(target=begins, args=(Guard(), tells))
+    spawned.start()
+    print(told.recv(), flush=True)
+    os._exit(0)
+"""
+
+
+def test_an_engine_process_ends_with_its_daemon_before_any_plugin_is_loaded(tmp_path: Path) -> None:
+    script = tmp_path / "daemon.py"
+    script.write_text(BEFORE_ANY_PLUGIN, encoding="utf-8")
+    # Returns when both have closed what they write to.
+    daemon = run(str(script))
+    assert "its engine process ends" in daemon.stderr
+    assert int(daemon.stdout) > 0, "it was guarded while it ran"
+
+
+def test_a_guard_of_a_daemon_that_is_gone_ends_what_reads_it_and_a_copy_ends_nobody() -> None:
+    assert isinstance(copy.deepcopy(Guard()), Guard)
+    ended = subprocess.Popen(SLEEP)
+    ended.kill()
+    ended.wait()
+    reads = f"from hisparsed.engine.plugin import guarded_by; guarded_by({ended.pid}); print(1)"
+    read = run("-c", reads)
+    assert (read.returncode, read.stdout) == (EXIT_PARENT_GONE, "")
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 @pytest.fixture
