@@ -211,7 +211,7 @@ class TopApp(App[None]):
             yield SystemCommand(
                 "Freeze all levers, or thaw them", "It asks first", screen.action_freeze_all
             )
-            yield SystemCommand("Pause", "Tables stand still", screen.action_pause)
+            yield SystemCommand("Pause", "Tables and charts stop", screen.action_pause)
             yield SystemCommand("Span", "Time that charts show", screen.action_span)
         yield SystemCommand("Quit", "Leave", self.exit)
 

@@ -80,7 +80,7 @@ def reload(model: NodeModel) -> ChangeRequest:
         (
             f"The node reads {path} again. A valid document takes effect at the next tick, as a "
             f"new generation after {model.generation}.",
-            "A document with a mistake is refused with line and key; the policy in force stays.",
+            "An invalid document is rejected with line and key; the policy in force stays.",
         ),
         "/v1/policy/reload",
     )
@@ -171,7 +171,7 @@ def unset(key: str) -> ChangeRequest:
 
 def look_again() -> ChangeRequest:
     return ChangeRequest(
-        "Let the doctor look again",
+        "Run the doctor again",
         (
             "The node looks at what can change while it runs: memory, what dead engines left in "
             "/dev/shm, GPU clocks, the journal's disk and the clock.",

@@ -146,7 +146,7 @@ def _why_no_connection(address: NodeAddress, error: httpx.ConnectError) -> str:
         return "no daemon has this socket; it is stopped or has another control_socket"
     if not os.access(address.socket, os.R_OK | os.W_OK):
         return "you may not use this socket; join its group (usually hisparsed)"
-    return f"nobody answers on it ({os.strerror(errno.ECONNREFUSED)})"
+    return f"no process answers on it ({os.strerror(errno.ECONNREFUSED)})"
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[str, str]]:

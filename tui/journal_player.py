@@ -180,7 +180,7 @@ class JournalPlayer:
 
     def words(self) -> str:
         """Where it stands, for the header."""
-        state = "playing" if self.playing else "standing still"
+        state = "playing" if self.playing else "paused"
         if self.at_s >= self.end_s:
             state = "at the end"
         place = f"{fmt.moment(self.at_s)}, {fmt.whole_duration(self.at_s - self.begin_s)}"

@@ -195,7 +195,7 @@ class NodeModel:
         if text(status, "policy.last_error"):
             yield Urgency(
                 45, "policy rejected",
-                f"the policy file has a mistake, so generation {self.generation} stays in force, "
+                f"the policy file is invalid, so generation {self.generation} stays in force, "
                 "see page 4",
             )  # fmt: skip
 

@@ -54,7 +54,7 @@ def parse_address(text: str) -> NodeAddress:
         return NodeAddress(name or parts.netloc, rest.rstrip("/"), None, bool(name))
     if "://" in rest:
         scheme = rest.partition(":")[0]
-        raise ViewError(f'--node: "{scheme}" is not spoken here; write http://HOST:PORT or a path')
+        raise ViewError(f'--node: "{scheme}" is not supported; write http://HOST:PORT or a path')
     path = Path(rest.removeprefix("unix:"))
     return NodeAddress(name or _label(path), _BASE_OF_SOCKET, path, bool(name))
 

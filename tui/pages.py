@@ -219,7 +219,7 @@ class DecisionsPage(Page):
             try:
                 whole = await self.feed.tick(entry)
             except ViewError as error:
-                note = f"the snapshot is not to be had: {error}"
+                note = f"the snapshot is not available: {error}"
         await self.app.push_screen_wait(
             DetailDialog("Decision", lambda width: decision_detail(entry, whole, width), note)
         )

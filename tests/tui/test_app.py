@@ -162,7 +162,7 @@ async def test_a_decision_without_its_snapshot_is_still_shown(make_app: Make) ->
         await pilot.press("2", "l", "enter")
         await pilot.pause()
         shown = text(pilot, "#detail")
-        assert "the snapshot is not to be had: the journal holds no such tick" in shown
+        assert "the snapshot is not available: the journal holds no such tick" in shown
         assert "figures behind it" in shown
 
 

@@ -290,7 +290,7 @@ async def test_the_keys_of_the_player(journal: Path) -> None:
         await pilot.pause()
         assert not player.playing
         assert player.at_s < BEGIN + 10, "from the end it plays from the beginning"
-        assert "standing still" in shown(app, "#header")
+        assert "paused" in shown(app, "#header")
         player.seek(BEGIN)
         await pilot.press("plus", "plus")
         assert player.speed == 5

@@ -36,7 +36,7 @@ async def top(*arguments: str) -> tuple[int, str, str]:
 async def test_once_prints_the_page_as_text(node: FakeNode) -> None:
     code, out, _ = await top("--socket", str(node.path), "--once")
     assert code == 0
-    for word in ("Node    well: ", "host memory 44.0 MiB", "6 running", "FROZEN: watermark"):
+    for word in ("Node    healthy: ", "host memory 44.0 MiB", "6 running", "FROZEN: watermark"):
         assert word in out
     assert "\x1b" not in out
 

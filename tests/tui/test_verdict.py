@@ -36,7 +36,9 @@ def words(model: NodeModel, width: int = 400) -> dict[str, str]:
 def test_the_recorded_node_in_words() -> None:
     said = words(recorded_model())
     assert list(said) == ["Node", "Limit", "Policy"]
-    assert said["Node"] == ("well: 6 calls run, 17 wait; first token 3.6s, 27.3 tokens/s out in 1m")
+    assert said["Node"] == (
+        "healthy: 6 calls run, 17 wait; first token 3.6s, 27.3 tokens/s out in 1m"
+    )
     assert said["Limit"].startswith("computation: prefill fills the steps, 17 calls wait for it")
     assert "Also host memory: live sessions hold 49.8k tokens, 23.9k are in reach" in said["Limit"]
     assert said["Policy"].startswith("39s ago: Start calls in held-prefix-first instead of arriv")
@@ -46,7 +48,7 @@ def test_the_recorded_node_in_words() -> None:
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_words_stand_at_the_top_and_lose_nothing(width: int) -> None:
     lines = [one.plain for one in overview_lines(recorded_model(), width, 20, CONTEXT)]
-    assert [lines[0][:4], lines[0].strip()[:13]] == ["Node", "Node    well:"]
+    assert [lines[0][:4], lines[0].strip()[:16]] == ["Node", "Node    healthy:"]
     top = " ".join(" ".join(lines[:7]).split())
     for said in words(recorded_model()).values():
         assert said in top
@@ -92,12 +94,12 @@ def test_traffic_over_pcie_limits_where_it_fills_its_budget() -> None:
 @pytest.mark.parametrize(
     ("changes", "node"),
     [
-        ({"stalled": "nothing has moved for 31s"}, "NOT WELL: nothing has moved for 31s"),
-        ({"loop.failed_ticks": 1}, "NOT WELL: 1 tick failed, see page 5"),
+        ({"stalled": "nothing has moved for 31s"}, "NOT HEALTHY: nothing has moved for 31s"),
+        ({"loop.failed_ticks": 1}, "NOT HEALTHY: 1 tick failed, see page 5"),
         ({"journal.writing": False, "journal.error": "disk full"},
-         "NOT WELL: the journal is not written: disk full"),
+         "NOT HEALTHY: the journal is not written: disk full"),
         ({"policy.last_error": "x", "doctor.fatal": 2},
-         "NOT WELL: the doctor found 2 fatal, see page 5; the policy file has a mistake, so "
+         "NOT HEALTHY: the doctor found 2 fatal, see page 5; the policy file is invalid, so "
          "generation 2 stays in force, see page 4"),
         ({"engine.state": "restarting", "observed": None, "engine.since_unix_s": NOW_S - 4},
          "NOT SERVING, engine restarting for 4s"),
@@ -112,7 +114,7 @@ def test_the_canary_is_no_client() -> None:
         "observed.requests.running": 1, "observed.requests.waiting": 0, "canary.running": True,
     }  # fmt: skip
     assert words(model_with(alone))["Node"] == (
-        "well: no call of a client; the canary asks its own"
+        "healthy: no call of a client; the canary asks its own"
     )
     assert "2 calls run" in words(model_with(alone | {"observed.requests.running": 2}))["Node"]
 

@@ -172,7 +172,7 @@ _KEYS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
         (
             ("1 to 5", "overview, decisions, requests, policy, logs and health"),
             ("0", "the fleet page, when several nodes were named"),
-            ("p", "pause: tables and charts stand still, the clock goes on"),
+            ("p", "pause: tables and charts stop, the clock continues"),
             ("w", "time that charts show: 5 minutes to 2 hours"),
             ("/", "search in this page; Escape ends it"),
             ("Z", "freeze all levers, or thaw them; it asks first"),
@@ -198,7 +198,7 @@ _KEYS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("a", "every tick, or only moves and new reasons"),
         ),
     ),
-    ("requests", (("s", "sort by the next column"), ("r", "the other way round"))),
+    ("requests", (("s", "sort by the next column"), ("r", "reverse the order"))),
     (
         "policy (every change asks first)",
         (
@@ -215,14 +215,14 @@ _KEYS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("v", "from which level on"),
             ("o", "daemon, engine or both"),
             ("f", "fold lines that repeat, or show each"),
-            ("d", "all that the doctor found, with why and what helps"),
-            ("D", "let the doctor look again"),
+            ("d", "all findings of the doctor, with reason and fix"),
+            ("D", "run the doctor again"),
         ),
     ),
     (
         "recorded journal",
         (
-            ("space", "play or stand still"),
+            ("space", "play or pause"),
             ("+, -", "faster, slower"),
             ("left, right", "30 seconds; with shift 10 minutes"),
             ("[, ]", "to the move before, the next move"),
@@ -243,7 +243,7 @@ def help_lines(glyphs: Glyphs, width: int) -> list[Line]:
         f"{glyphs.in_use} in use  {glyphs.reusable} a reusable prefix  {glyphs.free} free",
         f"{glyphs.target} HiSparse target  {glyphs.other_target} offload target "
         "(one mark where they meet)",
-        "P promised to the offload pool, D recalled from it, R reserve",
+        "P assigned to the offload pool, D recalled from it, R reserve",
         "r resident, h hot, i indexer blocks on the GPU",
         "F full, M mixed, N no residency",
     ):

@@ -64,7 +64,7 @@ class Order:
     search: str = ""
 
     def by(self, name: str) -> Order:
-        """Sorted by this column; the other way round when it is already."""
+        """Sorted by this column; reverse the order when it is already."""
         if name == self.column:
             return replace(self, descending=not self.descending)
         column = next(one for one in COLUMNS if one.name == name)

@@ -58,7 +58,7 @@ def _node(model: NodeModel, context: ViewContext) -> Answer:
     if model.link is Connection.LOST:
         since = fmt.clock(model.link_since_s)
         return Answer(
-            "NOT KNOWN", "bad", f" since {since}: {why}. Everything below is of before that."
+            "NOT KNOWN", "bad", f" since {since}: {why}. Everything below is from before that."
         )
     life, now_s = engine_summary(model.status), model.node_now_s(context.now_s)
     if life is not None and life.state != "serving":
@@ -71,8 +71,8 @@ def _node(model: NodeModel, context: ViewContext) -> Answer:
     )
     if troubles:
         words = "; ".join(one.sentence or one.word for one in troubles)
-        return Answer("NOT WELL", "bad", f": {words}")
-    return Answer("well", "good", f": {_doing(model)}")
+        return Answer("NOT HEALTHY", "bad", f": {words}")
+    return Answer("healthy", "good", f": {_doing(model)}")
 
 
 def _doing(model: NodeModel) -> str:
