@@ -49,7 +49,7 @@ VLLM_TREES := build/vllm
 .PHONY: clients help run test test-long fuzz crash standin lint contract bench study gpu snapshots compatibility setup setup-run lock audit clean
 
 help:
-	@echo "make run     start the demo: a real node on this machine, a real trace, the policy at work"
+	@echo "make run     start the demo: two real nodes on this machine, a recorded trace, the policy on and off"
 	@echo "make test    lint, types, import contracts and all tests"
 	@echo "make test-long   the tests with many examples, after \`make test\`"
 	@echo "make fuzz    10,000 mutated documents and calls: ARGS=\"--documents 500 --seed 2\""

@@ -344,8 +344,8 @@ class _Replays:
         left_s = max(one.seconds * (one.total / one.done - 1) for one in (on, off))
         failed = on.failed + off.failed
         return (
-            f"policy on {on.done} of {on.total} calls, policy off {off.done}, "
-            f"{failed} failed; about {left_s:.0f} s left"
+            f"policy on {on.done}, off {off.done} of {on.total} calls, {failed} failed; "
+            f"about {left_s:.0f} s left"
         )
 
 

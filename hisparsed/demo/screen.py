@@ -65,7 +65,7 @@ class DemoApp(TopApp):
         screen = self.screen_stack[-1] if self.screen_stack else None
         if not isinstance(screen, (NodeScreen, FleetScreen)):
             return
-        words = f"Demo: {self._progress()}. q leaves this view, Ctrl-C ends the demo."
+        words = f"{self._progress()}. q: leave, Ctrl-C: end"
         with contextlib.suppress(NoMatches):  # a screen that is being built or taken down
             if screen.query("#demo"):
                 screen.query_one("#demo", Static).update(words)

@@ -36,7 +36,7 @@ async def test_the_view_begins_on_the_first_node_and_shows_progress(tmp_path: Pa
         await pilot.pause()
         assert isinstance(app.screen, NodeScreen)
         assert app.screen.session.model.label == "policy-on"
-        assert "Demo: 1 of 9 calls. q leaves this view" in progress_line(app)
+        assert "1 of 9 calls. q: leave" in progress_line(app)
         words.append("2 of 9 calls")
         app.draw()
         await pilot.pause()
