@@ -32,7 +32,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    ALL[0] = config.getoption("markexpr") == "long"
+    ALL[0] = config.getoption("markexpr") in ("long", "")
     # Until all tests are read: what they import stays, and is a fifth slower to import otherwise.
     gc.disable()
 

@@ -1,4 +1,4 @@
-"""How many examples a test tries: few in `make test`, all of them in `make test-long`.
+"""How many examples a test tries: few in `make test`, all in `make test-long` and with `-m ""`.
 
 A test that asks for `examples` has the marker `examples`, which makes it one of the long ones too.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lockstep import BACKENDS
+from lockstep import BACKENDS, INTERPRETED
 
 from hisparsed.kernels.api import (
     Geometry,
@@ -16,6 +16,7 @@ from hisparsed.kernels.api import (
     resolve,
     set_capacity,
 )
+from tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("cpp_is_built")
 
@@ -30,6 +31,7 @@ PACKED = RowLayout(
     slab_offsets=(8, 8 + 2 * PAGE),
 )
 """Two layers: contiguous on the host, interleaved in slab blocks with foreign bytes around."""
+STEPS = examples(12, 60) if INTERPRETED else 60
 
 
 def memory(size: int, seed: int) -> torch.Tensor:
@@ -134,7 +136,7 @@ def test_attention_reads_the_right_bytes_through_loads_spills_and_shrinks(backen
     source = torch.randperm(49, generator=generator).add(1)[:40].int().view(1, 40)
     hot = torch.tensor([[20, 3, 11, 7, 9]], dtype=torch.int32)
     reset(state, 0, capacity=20)
-    for step in range(60):
+    for step in range(STEPS):
         capacity = int(torch.randint(3, 21, (1,), generator=generator))
         apply_moves(slab, PACKED, hot[0], set_capacity(state, 0, capacity))
         topk = torch.randperm(60, generator=generator)[:10].int().view(1, 10)

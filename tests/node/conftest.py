@@ -25,7 +25,8 @@ def node(
     tmp_path_factory: pytest.TempPathFactory, notified: NotifySocket
 ) -> Iterator[ServeProcess]:
     """A serving reference node, shared by a file: each test leaves it as it was."""
-    files = NodeFiles(tmp_path_factory.mktemp("node"))
+    no_tools = {"tool_call_parser": None, "enable_auto_tool_choice": False}
+    files = NodeFiles(tmp_path_factory.mktemp("node"), frontend_args=no_tools)
     served = ServeProcess(
         files, program=AS_ON_CUDA, NOTIFY_SOCKET=str(notified.path), WATCHDOG_USEC="4000000"
     )

@@ -1,19 +1,24 @@
-"""What clients get from a whole node, through their own library, beyond tokens.
+"""What clients get from a whole node in a container, through their own library, beyond tokens.
 
 Formats, tools, log probabilities; and the words for what is longer than the policy lets calls be.
+In a container a user has no name, paths are long, and Kubernetes sets variables.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-from serve_process import NodeFiles, ServeProcess, policy_document
+from serve_process import NodeFiles, ServeProcess, plain_environment, policy_document
+from streaming import complete
 
 pytestmark = pytest.mark.engine
 
@@ -35,14 +40,48 @@ QUICKLY_S = 10.0
 """For a body of 36 MB on a busy machine; vLLM alone takes twice as long on an idle one."""
 
 
+WITHOUT_NAMES = """\
+import pwd
+
+
+def nobody(_):
+    raise KeyError("uid not found")
+
+
+pwd.getpwuid = nobody
+"""
+"""What Python runs first in a process that has it on its path."""
+
+
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    files = NodeFiles(tmp_path_factory.mktemp("edge"))
+def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a container of no user's, in a pod beside a service called vllm."""
+    folder = tmp_path_factory.mktemp("container")
+    (folder / "sitecustomize.py").write_text(WITHOUT_NAMES, encoding="utf-8")
+    temporary = folder / ("t" * 130)
+    temporary.mkdir()
+    paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "VLLM_PORT": "tcp://10.0.0.1:8000",
+        "VLLM_SERVICE_HOST": "10.0.0.1",
+        "TMPDIR": str(temporary),
+        **dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME", "SUDO_USER"), ""),
+    }
+
+
+@pytest.fixture(scope="module")
+def node(
+    tmp_path_factory: pytest.TempPathFactory, container: dict[str, str]
+) -> Iterator[ServeProcess]:
+    files = NodeFiles(tmp_path_factory.mktemp("node"))
     files.write_policy(policy_document(admission={"max_context": LIMIT}))
-    served = ServeProcess(files)
+    served = ServeProcess(files, **container)
     try:
         yield served.wait_until_ready()
         assert served.end() == 0, served.log_end()
+        served.assert_nothing_left()
+        assert "Traceback" not in served.log()
     finally:
         served.kill()
 
@@ -217,3 +256,39 @@ def test_a_bias_and_penalties_change_what_is_said(client: openai.OpenAI) -> None
     penalised = say(frequency_penalty=2.0, presence_penalty=2.0)
     assert len(set(penalised)) == len(penalised)
     assert len(set(say())) < 24
+
+
+def test_it_serves_and_says_what_it_ignores(node: ServeProcess) -> None:
+    assert complete(node.http, "hello", 4)["usage"]["completion_tokens"] == 4
+    assert "VLLM_PORT=tcp://10.0.0.1:8000 is ignored" in node.log()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("freeze",),
+        ("mode", "advise", "split"),
+        ("policy", "set", "rebalance.step", "2%", "--for", "1m"),
+        ("top", "--once"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_works_for_a_user_without_a_name(
+    node: ServeProcess, container: dict[str, str], words: tuple[str, ...]
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "hisparsed", *words, "--socket", str(node.files.socket)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=plain_environment() | container,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_journal_knows_the_user_by_number(node: ServeProcess) -> None:
+    with node.control_http() as control:
+        events = control.get("/v1/journal/events").json()["events"]
+    assert f"uid {os.geteuid()}" in {event["actor"] for event in events}

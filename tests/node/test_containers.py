@@ -1,4 +1,7 @@
-"""A node in a container: a user without a name, Kubernetes' variables, long paths, process 1."""
+"""Starts that fail in a container, and signals to process 1.
+
+One that serves in a container is in test_client_answers.
+"""
 
 from __future__ import annotations
 
@@ -9,117 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from engine_faults import NO_START, Faults
 from serve_process import START_S, NodeFiles, ServeProcess, hisparsed, plain_environment
-from streaming import CHAT, complete
 
 from hisparsed.operations.checks import EXIT_FATAL
 
 pytestmark = pytest.mark.timeout(600)
-
-WITHOUT_NAMES = """\
-import pwd
-
-
-def nobody(_):
-    raise KeyError("uid not found")
-
-
-pwd.getpwuid = nobody
-"""
-"""What Python runs first in a process that has it on its path."""
-
-
-@pytest.fixture(scope="module")
-def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a container of no user's, in a pod beside a service called vllm."""
-    folder = tmp_path_factory.mktemp("container")
-    (folder / "sitecustomize.py").write_text(WITHOUT_NAMES, encoding="utf-8")
-    temporary = folder / ("t" * 130)
-    temporary.mkdir()
-    paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "VLLM_PORT": "tcp://10.0.0.1:8000",
-        "VLLM_SERVICE_HOST": "10.0.0.1",
-        "TMPDIR": str(temporary),
-        **dict.fromkeys(("LOGNAME", "USER", "LNAME", "USERNAME", "SUDO_USER"), ""),
-    }
-
-
-@pytest.fixture(scope="module")
-def node(
-    tmp_path_factory: pytest.TempPathFactory, container: dict[str, str]
-) -> Iterator[ServeProcess]:
-    files = NodeFiles(
-        tmp_path_factory.mktemp("node"),
-        frontend_args={"tool_call_parser": None, "enable_auto_tool_choice": False},
-    )
-    served = ServeProcess(files, **container)
-    try:
-        yield served.wait_until_ready()
-        assert served.end() == 0, served.log_end()
-        served.assert_nothing_left()
-        assert "Traceback" not in served.log()
-    finally:
-        served.kill()
-
-
-@pytest.mark.engine
-def test_it_serves_and_says_what_it_left_out(node: ServeProcess) -> None:
-    assert complete(node.http, "hello", 4)["usage"]["completion_tokens"] == 4
-    assert "VLLM_PORT=tcp://10.0.0.1:8000 is left out" in node.log()
-
-
-@pytest.mark.engine
-def test_tools_without_a_parser_are_refused_with_our_key_for_it(node: ServeProcess) -> None:
-    asked = {
-        "messages": [{"role": "user", "content": "hello"}],
-        "tools": [{"type": "function", "function": {"name": "a"}}],
-    }
-    answer = node.http.post(CHAT, json=asked)
-    assert answer.status_code == 400, answer.text
-    assert "frontend_args.tool_call_parser" in answer.json()["error"]["message"]
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("freeze",),
-        ("mode", "advise", "split"),
-        ("policy", "set", "rebalance.step", "2%", "--for", "1m"),
-        ("top", "--once"),
-    ],
-    ids=" ".join,
-)
-def test_every_command_works_for_a_user_without_a_name(
-    node: ServeProcess, container: dict[str, str], words: tuple[str, ...]
-) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "hisparsed", *words, "--socket", str(node.files.socket)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env=plain_environment() | container,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "Traceback" not in result.stderr
-
-
-@pytest.mark.engine
-def test_the_journal_knows_the_user_by_number(node: ServeProcess) -> None:
-    with node.control_http() as control:
-        events = control.get("/v1/journal/events").json()["events"]
-    assert f"uid {os.geteuid()}" in {event["actor"] for event in events}
-
-
-# --- what starts no node ------------------------------------------------------------
 
 
 def doctor(files: NodeFiles, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -151,6 +151,13 @@ def test_a_bad_call_is_refused_with_the_reason(
     assert complete(node.http, "still there", 2)["usage"]["completion_tokens"] == 2
 
 
+def test_tools_without_a_parser_are_refused_with_our_key_for_it(node: ServeProcess) -> None:
+    asked = chat(tools=[{"type": "function", "function": {"name": "a"}}])
+    answer = node.http.post(CHAT, json=asked)
+    assert answer.status_code == 400, answer.text
+    assert "frontend_args.tool_call_parser" in answer.json()["error"]["message"]
+
+
 def test_a_body_that_is_not_json_is_refused(node: ServeProcess) -> None:
     headers = {"content-type": "application/json"}
     response = node.http.post(COMPLETIONS, content=b'{"model": ', headers=headers)

@@ -150,7 +150,8 @@ def test_equal_seeds_give_equal_runs_without_waiting(
         raise AssertionError(f"slept {seconds} s")
 
     monkeypatch.setattr(time, "sleep", forbidden)
-    one, same, other = (run(tmp_path, "policy", seed) for seed in (0, 0, 1))
+    short = {"duration_s": 20.0, "warmup_s": 5.0}
+    one, same, other = (run(tmp_path, "policy", seed, **short) for seed in (0, 0, 1))
     assert one.calls == same.calls
     assert one.samples == same.samples
     assert one.sentences == same.sentences
