@@ -105,13 +105,20 @@ def guarded_by(pid: int) -> Guard:
     """What a ``Guard`` is read by; ``pid`` is the process that wrote it. A copy guards nothing."""
     if pid != os.getpid():
         _leave_group_of_daemon()
-        try:
-            _end_after(os.pidfd_open(pid))
-        except ProcessLookupError:
-            _end()
-        except OSError:
-            pass  # a kernel or container without it; the plugin watches later
+        end_with(pid)
     return Guard()
+
+
+def end_with(pid: int) -> None:
+    """From now on this process ends at once when ``pid`` has, whoever that is to it."""
+    try:
+        sentinel = os.pidfd_open(pid)
+    except ProcessLookupError:
+        _end()
+    except OSError:
+        return  # a kernel or container without it; an engine's plugin watches its parent later
+    else:
+        _end_after(sentinel)
 
 
 def _leave_group_of_daemon() -> None:
@@ -128,7 +135,7 @@ _THREAD_NAME = "hisparsed-parent-watch"
 
 
 def _end_after(sentinel: int) -> None:
-    """From now on this process ends at once when ``sentinel`` can be read; safe to call again."""
+    """``end_with`` for what can be read when another process has ended; safe to call again."""
     if any(one.name == _THREAD_NAME for one in threading.enumerate()):
         return
     threading.Thread(target=_wait_and_end, args=(sentinel,), name=_THREAD_NAME, daemon=True).start()
@@ -141,6 +148,6 @@ def _wait_and_end(sentinel: int) -> None:
 
 def _end() -> None:
     with contextlib.suppress(OSError):
-        os.write(2, b"hisparsed: the daemon is gone; its engine process ends.\n")
+        os.write(2, b"hisparsed: the daemon is gone; this process of it ends.\n")
     # Not sys.exit: from a thread that ends only the thread, and there is nobody left to answer.
     os._exit(EXIT_PARENT_GONE)

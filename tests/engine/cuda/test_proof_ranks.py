@@ -120,6 +120,38 @@ async def test_nothing_is_left_where_nobody_waits_any_more(tmp_path: Path) -> No
     assert await gone(pid)
 
 
+PROVES_FOR_EVER = """
+import os, sys, time
+import hisparsed.engine.cuda.proof.__main__ as proof
+
+def prove(question):
+    open(sys.argv[1], "w").write(str(os.getpid()))
+    time.sleep(600)
+
+proof.prove = prove
+proof.main()
+"""
+WAITS_FOR_IT = """
+import asyncio, sys
+from hisparsed.engine.cuda.proof.question import Question
+from hisparsed.engine.cuda.proof.ranks import prove_all
+
+question = Question.model_validate_json(sys.argv[1])
+asyncio.run(prove_all([question], command=(sys.executable, "-c", *sys.argv[2:])))
+"""
+
+
+async def test_nothing_is_left_of_a_daemon_that_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    os.mkfifo(told)
+    words = (question().model_dump_json(), PROVES_FOR_EVER, str(told))
+    daemon = await asyncio.create_subprocess_exec(sys.executable, "-c", WAITS_FOR_IT, *words)
+    pid = int(await asyncio.to_thread(told.read_text))
+    daemon.kill()
+    await daemon.wait()
+    assert await gone(pid)
+
+
 async def gone(pid: int) -> bool:
     """Whether the process has ended, or does within seconds; init may still have to reap it."""
     try:

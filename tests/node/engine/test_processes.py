@@ -179,7 +179,7 @@ def test_an_engine_process_ends_with_its_daemon_before_any_plugin_is_loaded(tmp_
     script.write_text(BEFORE_ANY_PLUGIN, encoding="utf-8")
     # Returns when both have closed what they write to.
     daemon = run(str(script))
-    assert "its engine process ends" in daemon.stderr
+    assert "this process of it ends" in daemon.stderr
     assert int(daemon.stdout) > 0, "it was guarded while it ran"
 
 

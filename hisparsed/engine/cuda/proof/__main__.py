@@ -13,6 +13,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hisparsed.engine.cuda.proof.question import ChunkProof, HotProof, Proof, Question
+from hisparsed.engine.cuda.proof.ranks import PARENT_ENV
+from hisparsed.engine.plugin import end_with
 
 _Part = TypeVar("_Part", HotProof, ChunkProof)
 
@@ -20,6 +22,8 @@ _Part = TypeVar("_Part", HotProof, ChunkProof)
 def main() -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    if (parent := os.environ.get(PARENT_ENV)) is not None:
+        end_with(int(parent))
     question = Question.model_validate_json(sys.stdin.read())
     with answer:
         answer.write(prove(question).model_dump_json() + "\n")

@@ -20,6 +20,8 @@ from hisparsed.engine.plugin import LAUNCHED_ENV
 LIMIT_S = 180.0
 """Imports, kernels that are compiled for the first time, and some seconds of work."""
 COMMAND = (sys.executable, "-m", "hisparsed.engine.cuda.proof")
+PARENT_ENV = "HISPARSED_PROOF_OF"
+"""The process that waits for the answer."""
 _LAST_BYTES = 400
 
 
@@ -45,7 +47,7 @@ async def _prove(question: Question, command: Sequence[str], limit_s: float) -> 
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={name: value for name, value in os.environ.items() if name != LAUNCHED_ENV},
+            env=_environment(),
             start_new_session=True,
         )
     except OSError as error:
@@ -69,6 +71,12 @@ async def _prove(question: Question, command: Sequence[str], limit_s: float) -> 
     if answer.device != question.device:
         return _nothing(question, f"it answered for GPU {answer.device}")
     return answer
+
+
+def _environment() -> dict[str, str]:
+    """The process is no engine, and ends with this one."""
+    ours = {name: value for name, value in os.environ.items() if name != LAUNCHED_ENV}
+    return {**ours, PARENT_ENV: str(os.getpid())}
 
 
 def _nothing(question: Question, why: str) -> Proof:
