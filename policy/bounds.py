@@ -317,7 +317,7 @@ def _gpu_problems(policy: Policy, geometry: PoolGeometry) -> list[str]:
     if not isinstance(hot.max, str) and lease_blocks(geometry, hot.max) < legal:
         found.append(
             f"hot.max is {hot.max:g}, but a step on this node needs {geometry.least_lease_rows} "
-            f"hot rows of its own; raise hot.max to at least {legal * unit:g}, or write auto"
+            f"hot rows; raise hot.max to at least {legal * unit:g}, or write auto"
         )
     if hot.step > most + _ROUNDING:
         found.append(

@@ -56,7 +56,7 @@ def record_advance(recorder: EventRecorder, advance: Advance) -> None:
         recorder.event(
             EventKind.VALUE_EXPIRED,
             f"The time of {override.key} = {value_text(override.value)}, set by {override.actor}, "
-            "is over; the value of the policy applies again.",
+            "has ended; the value of the policy applies again.",
         )
     record_dropped(recorder, advance.dropped)
     for kind, names, words in (

@@ -30,7 +30,7 @@ def require_peer(host: str, port: int, peers: Sequence[str]) -> None:
     allowed = f"one of {', '.join(peers)}" if peers else "an address of this machine"
     raise ValueError(
         f"kv_transfer_params.remote_host: {address} is not a prefill node of this node; "
-        f"{allowed} would be right (disaggregation.peers)"
+        f"use {allowed} (disaggregation.peers)"
     )
 
 
@@ -98,7 +98,7 @@ class NixlPrefixes:
         if tokens < least:
             raise ValueError(
                 f"kv_transfer_params.remote_num_tokens: {tokens} are not all of a prompt of "
-                f"{prompt_tokens}; the prefill node's answer to the same prompt would be right"
+                f"{prompt_tokens}; send the prefill node's answer to the same prompt"
             )
         groups = params.get("remote_block_ids")
         if not isinstance(groups, list | tuple) or not groups:

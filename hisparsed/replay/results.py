@@ -165,7 +165,7 @@ class ReplaySummary:
         if self.clipped or self.dropped:
             lines.append(
                 f"Over the length limit: {self.clipped} with a shortened output, "
-                f"{self.dropped} left out."
+                f"{self.dropped} skipped."
             )
         if self.preemptions is not None:
             lines.append(f"Preemptions: {self.preemptions}.")

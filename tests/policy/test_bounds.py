@@ -201,7 +201,7 @@ def test_shipped_defaults_have_no_problem(kit) -> None:
         (
             {"hot": {"max": 3}},
             {"decode_query_len": 4},
-            "hot.max is 3, but a step on this node needs 8192 hot rows of its own; raise hot.max "
+            "hot.max is 3, but a step on this node needs 8192 hot rows; raise hot.max "
             "to at least 4, or write auto",
         ),
         ({"hot": {"step": 1_000}}, {}, "hot.step is 1000, more than the 5x that this node can"),

@@ -48,7 +48,7 @@ def test_the_text_names_what_went_wrong() -> None:
         "Failed: 1 (1 http_400); the first: http_400 why",
         "Cut off while in flight: 2",
         "Sent again: 3 times, 1.5 s",
-        "1 with a shortened output, 0 left out",
+        "1 with a shortened output, 0 skipped",
     ):
         assert part in text
     assert "Preemptions" not in text

@@ -387,5 +387,5 @@ def test_a_folder_in_the_place_of_the_report_is_told(tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "report.html").unlink()
     (tmp_path / "report.html").mkdir()
-    with pytest.raises(UserError, match=r"report\.html is no file; move it"):
+    with pytest.raises(UserError, match=r"report\.html is not a file; move it"):
         check_folder(tmp_path)

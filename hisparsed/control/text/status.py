@@ -125,8 +125,7 @@ def _observed(observed: Snapshot, derived: Derived, status: Status, width: int) 
     yield (
         f"report     {format_duration(round(observed.report_age_s, 2))} ago, cost "
         f"{format_duration(round(observed.report_cost_s, 6))}, {loop.failed_reports} failed; tick "
-        f"{loop.tick} took {format_duration(round(loop.last_tick_s, 3))}, {loop.late_ticks} left "
-        "out"
+        f"{loop.tick} took {format_duration(round(loop.last_tick_s, 3))}, {loop.late_ticks} skipped"
     )
     if loop.failed_applies or loop.failed_ticks:
         refused = f"{counted(loop.failed_applies, 'command')} refused"

@@ -58,7 +58,7 @@ CUDA_ARGS = {
 """Engine arguments that the CUDA node sets, each with what to do instead."""
 NIXL_ARGS = {
     "bidirectional_kv_xfer": (
-        "vLLM's NIXL reads from no node that keeps KV in host memory; leave it out"
+        "vLLM's NIXL reads from no node that keeps KV in host memory; remove it"
     ),
 }
 """What NixlConnector takes and a decode node with HiSparse cannot do."""
@@ -119,7 +119,7 @@ def argument_problems(config: NodeConfig) -> Iterator[str]:
             yield (
                 f"engine_args.{name}: {value!r} cannot be with cuda.kernels: {cuda.kernels}; "
                 "hisparsed's kernels have one workspace a GPU, which two half batches at once "
-                "would share; leave it out, or set cuda.kernels: vllm"
+                "would share; remove it, or set cuda.kernels: vllm"
             )
         elif name in _ALWAYS_ON and value not in (None, True):
             yield f"engine_args.{name}: {value!r} cannot be, {_ALWAYS_ON[name]}; remove it"
@@ -152,7 +152,7 @@ def disaggregation_problems(
     if not nixl_is_there:
         yield (
             "disaggregation: vLLM fetches prefixes by NIXL, which is not installed; "
-            "pip install nixl, or leave it out"
+            "pip install nixl, or remove it"
         )
 
 

@@ -195,7 +195,7 @@ def test_rows_of_another_model_are_refused(
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"remote_host": "192.0.2.1"}, "an address of this machine would be right"),
+        ({"remote_host": "192.0.2.1"}, "use an address of this machine"),
         ({"remote_port": "14579"}, "kv_transfer_params.remote_port: '14579' is not a number"),
         *(
             pytest.param(*one, marks=pytest.mark.long)

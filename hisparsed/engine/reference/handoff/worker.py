@@ -130,8 +130,8 @@ class Fetcher:
         payload = wire.receive(right)
         if len(payload) != right:
             raise HandoffError(
-                f"{piece.kind} [{piece.start}, {piece.end}) came as {len(payload)} bytes; "
-                f"{right} would be right"
+                f"{piece.kind} [{piece.start}, {piece.end}) came as {len(payload)} bytes instead "
+                f"of {right}"
             )
         return torch.frombuffer(payload, dtype=torch.int8)
 
