@@ -46,7 +46,7 @@ endif
 # Sources of vLLM's CUDA wheels, for the contract tests; kept between runs.
 VLLM_TREES := build/vllm
 
-.PHONY: clients help run test test-long fuzz crash standin lint contract bench study gpu snapshots compatibility setup setup-run lock audit clean
+.PHONY: clients dist help locked release-check run test test-long fuzz crash standin lint contract bench study gpu snapshots compatibility setup setup-run lock audit clean
 
 help:
 	@echo "make run     start the demo: two real nodes on this machine, a recorded trace, the policy on and off"
@@ -60,6 +60,8 @@ help:
 	@echo "make bench   time kernels, policy, engine and terminal view, on this machine"
 	@echo "make study   run the experiments of docs/study.md (hours): ARGS=\"--traces DIR --data DIR\""
 	@echo "make gpu     the GPU suite: one card or more, one JSON document; ARGS=--kernels needs no vLLM"
+	@echo "make dist    build the wheel and the sdist, and check what is in them"
+	@echo "make release-check   install both over a fresh locked environment, and serve from each"
 	@echo "make setup   only set up $(VENV)"
 	@echo "make lock    resolve the requirement locks again"
 	@echo "make audit   look for known vulnerabilities in what the locks pin"
@@ -111,6 +113,18 @@ bench: setup
 # Needs a package index. Each client gets its own environment below build/clients.
 clients: setup
 	@$(BIN)/python -m tests.clients build/clients $(ARGS)
+
+# The wheel and the sdist in dist/, with the files and entry points that they should have.
+dist: setup
+	@$(BIN)/python .ci/release.py build dist
+
+# Both installed over a fresh copy of the locked environment, in turn; each serves a call.
+release-check: dist
+	@rm -rf build/release
+	@$(MAKE) --no-print-directory VENV=build/release locked
+	@$(BIN)/python .ci/release.py try dist build/release/bin/python
+
+locked: $(RUNTIME_STAMP)
 
 study: setup
 	@$(BIN)/python -m tests.bench.study $(ARGS)

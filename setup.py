@@ -1,15 +1,31 @@
-"""The compiled part of the package: everything else is in pyproject.toml.
+"""What pyproject.toml cannot say: which packages there are, and the compiled part.
 
-Optional, so that a machine without a compiler still installs; the torch backend then serves.
+Packages are looked for in the folders of `package-dir`, and not through the links in hisparsed/,
+since an sdist has no links. The extension is optional, so that a machine without a compiler still
+installs; the torch backend then serves.
 """
 
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_namespace_packages, setup
 
 SOURCES = Path("kernels/cpp")
+PROJECT = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))
+
+
+def packages() -> Iterator[str]:
+    folders: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
+    for package, folder in folders.items():
+        yield package
+        for found in find_namespace_packages(folder, exclude=["*__pycache__*"]):
+            if f"{package}.{found.partition('.')[0]}" not in folders:
+                yield f"{package}.{found}"
+
 
 setup(
+    packages=sorted(packages()),
     ext_modules=[
         Extension(
             "hisparsed.kernels._cpp",
@@ -20,5 +36,5 @@ setup(
             language="c++",
             optional=True,
         )
-    ]
+    ],
 )

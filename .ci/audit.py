@@ -44,9 +44,7 @@ def audit(lock: Path, service: str) -> Audit | None:
     """``None`` where the service cannot be reached."""
     command = [sys.executable, "-m", "pip_audit", "--no-deps", "--disable-pip", "--format=json"]
     command += ["--progress-spinner=off", f"--vulnerability-service={service}", "-r", str(lock)]
-    done = subprocess.run(  # noqa: S603 (our own words)
-        command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     try:
         read = read_report(lock.name, json.loads(done.stdout))
     except ValueError:
@@ -79,7 +77,7 @@ def main(locks: Sequence[Path]) -> int:
         found = (audit(lock, service) for service in SERVICES)
         audits.append(next((one for one in found if one is not None), None))
     code, lines = verdict(audits)
-    print("\n".join(lines))  # noqa: T201 (a command's output)
+    print("\n".join(lines))
     return code
 
 

@@ -28,7 +28,7 @@ def fetch(version: str, folder: Path) -> str | None:
         command += ["download", "-qq", "--no-deps", "--no-cache-dir", "--only-binary", ":all:"]
         command += ["--retries", "1", "--timeout", "20", "--dest", wheels, f"vllm=={version}"]
         try:
-            done = subprocess.run(  # noqa: S603 (pip of this environment)
+            done = subprocess.run(
                 command, capture_output=True, text=True, timeout=LONGEST_S, check=False
             )
         except subprocess.TimeoutExpired:
