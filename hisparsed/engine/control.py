@@ -88,9 +88,10 @@ class EngineControl:
             )
             self._hot.append(manager)
         self._resident: list[CountingResidentManager] = []
+        committing: set[str] = set()
         for manager in self._coordinator.resident_managers:
             manager.__class__ = CountingResidentManager
-            manager.start_counting()
+            manager.start_counting(committing)
             self._resident.append(manager)
         watch_lost_pages(self._coordinator, CountingResidentManager.count_lost_page)
         if options.get("bookkeeping") != "vllm":

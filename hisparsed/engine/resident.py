@@ -18,8 +18,10 @@ from hisparsed.engine.compat.residency import ACTIVE_TAIL_PAGES
 class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
     """A resident manager that knows how many pages of each request are only on the host."""
 
-    def start_counting(self) -> None:
+    def start_counting(self, committing: set[str]) -> None:
+        """``committing`` is shared by all groups: calls whose prefix is taken up just now."""
         self.host_only_pages: dict[str, int] = {}
+        self._committing = committing
 
     def get_num_blocks_to_allocate(
         self,
@@ -64,9 +66,11 @@ class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
         num_external_computed_tokens: int,
     ) -> None:
         before = len(self.req_to_blocks.get(request_id, ()))
+        self._committing.add(request_id)
         super().add_local_computed_blocks(
             request_id, new_computed_blocks, num_local_computed_tokens, num_external_computed_tokens
         )
+        self._committing.discard(request_id)
         self._add_host_only(request_id, len(self.req_to_blocks[request_id]) - before)
 
     def allocate_external_computed_blocks(
@@ -90,6 +94,9 @@ class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
         self._add_host_only(request_id, added - 1 if added else -int(tail_missing))
 
     def adopt_resident_page(self, request_id: str, block_idx: int, block: Any) -> bool:
+        # vLLM 0.30 adopts before the call has its blocks, which the copy may be one of.
+        if request_id in self._committing:
+            return False
         adopted = bool(super().adopt_resident_page(request_id, block_idx, block))
         if adopted:
             self._add_host_only(request_id, -1)

@@ -6,7 +6,9 @@ for ever where the GPU pool is smaller than that.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,3 +132,26 @@ def test_a_lone_call_that_holds_its_loaded_prefix_and_cannot_start_is_recomputed
     assert (len(answer), cached) == (4, 0)
     requests = report(engine)["requests"]
     assert (requests["stalls_total"], requests["stalls_resolved_total"]) == (1, 1)
+
+
+def test_a_copy_on_the_gpu_is_left_alone_until_its_call_has_blocks() -> None:
+    """vLLM 0.30 pins copies of a prefix while the call's own blocks are still to be allocated."""
+    manager: Any = CountingResidentManager.__new__(CountingResidentManager)
+    manager.block_size = 16
+    manager.req_to_blocks = defaultdict(list)
+    manager.num_cached_block = {}
+    manager.residency_changes = {}
+    manager._null_block = SimpleNamespace(is_null=True)
+    manager.start_counting(set())
+    copy = SimpleNamespace(is_null=False)
+    adopted = []
+    manager.coordinator = SimpleNamespace(
+        commit_computed_blocks=lambda name, pages: adopted.append(
+            manager.adopt_resident_page(name, 0, copy)
+        )
+    )
+    manager.add_local_computed_blocks("call", (), 32, 0)
+    assert adopted == [False]
+    assert manager.host_only_pages == {"call": 2}
+    assert manager.adopt_resident_page("call", 0, copy)
+    assert manager.host_only_pages == {"call": 1}
