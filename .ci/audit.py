@@ -1,7 +1,8 @@
 """Known vulnerabilities of what the locks pin, from pip-audit; `make audit` calls it.
 
-Ends with 1 where there are any. Where no vulnerability service can be reached it says so and ends
-with 0: a build behind a package mirror must not fail for it, nor look as if it had been audited.
+Ends with 1 where there are any. If no vulnerability service can be reached, it reports this and
+exits with 0: a build behind a package mirror must not fail for it, nor look as if it had been
+audited.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Fetches the Python sources of vLLM's CUDA wheels; `make contract` calls it.
 
-Keeps `FOLDER/<version>/vllm` and throws the wheels away. What cannot be fetched is told and left
-out: without a network the contract tests then skip, they do not fail.
+Keeps `FOLDER/<version>/vllm` and throws the wheels away. What cannot be fetched is reported and
+skipped: without a network the contract tests then skip, they do not fail.
 """
 
 import subprocess

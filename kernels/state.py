@@ -57,7 +57,7 @@ class ResolverState:
     """int64 [S]: distinct misses of the same sampled steps."""
     ghost_pos: torch.Tensor
     """int32 [S, ceil(B / ghost_every)]: sampled positions, the last selected first (of one step,
-    the highest first), -1 none. What lies deeper than ``max_capacity`` rows has one bin, so it
+    the highest first), -1 none. Everything deeper than ``max_capacity`` rows has one bin, so it
     need not be kept."""
     ghost: torch.Tensor
     """int64 [S, 17]: sampled references by estimated depth in sixteenths of ``max_capacity``;

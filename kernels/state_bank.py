@@ -32,7 +32,7 @@ class StateBank:
     """``states[g]`` shares memory with row ``g`` of every array of ``arrays``. See ``create``.
 
     Arrays are those of ``ResolverState`` with two dimensions in front: group and state row. The
-    last state row belongs to nobody: what has no place is written there.
+    last state row has no owner: values without a place are written there.
     """
 
     states: tuple[ResolverState, ...]

@@ -278,7 +278,7 @@ def _find_hits(
     due: tl.tensor,
     slots: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Stamp every slot that holds a selected position, and tell its rank where it is.
+    """Stamp every slot that holds a selected position, and record where its rank is.
 
     Returns how many those are, how many slots are empty, and of the others the lowest and highest
     stamp and the highest position. A sampled step keeps the slots as they were, hits with

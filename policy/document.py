@@ -366,7 +366,7 @@ def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
 
 
 def _models_at(model: type[BaseModel], path: KeyPath) -> list[type[BaseModel]]:
-    """The models that may stand at ``path``; several where the model has a union."""
+    """The models that are possible at ``path``; several where the model has a union."""
     annotations: list[Any] = [model]
     for part in path:
         annotations = [inner for outer in annotations for inner in _inside(outer, part)]

@@ -1,7 +1,7 @@
 """Guards that hold a lever, shared by the levers: pure tests on past moves and on the signals.
 
-``calm`` holds a move that comes too soon after earlier ones. The others tell a shortage of KV
-memory from what only looks like one: a stall, calls that a limit holds, a step filled by prefill
+``calm`` holds a move that comes too soon after earlier ones. The others distinguish a shortage of
+KV memory from what only looks like one: a stall, calls that a limit holds, a step filled by prefill
 and a node without traffic all make calls wait, and moving memory helps none of them. A guard
 answers with the reason to hold, or ``None``. Floors, ceilings and dead bands are not here: they
 depend on what a lever moves.

@@ -192,7 +192,7 @@ class Signals:
     queue_finished_total: Window = field(default_factory=Window)
     queue_waiting: Ewma = field(default_factory=Ewma)
     no_progress_since_s: float | None = None
-    """Since when the engine has computed nothing; ``None`` where that cannot be told."""
+    """Since when the engine has computed nothing; ``None`` if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What is wrong in a document, where, and the expected value.
 
-`refuse` is for validators, `Problem` and `ConfigError` for whoever shows them. Not here: finding
+`refuse` is for validators, `Problem` and `ConfigError` for code that shows them. Not here: finding
 problems.
 """
 
@@ -122,7 +122,7 @@ class ConfigError(Exception):
 
 
 def _visible(line: str) -> str:
-    """One character for each, so that a mark below it stands where it should."""
+    """One character for each, so that a mark below it is in the right column."""
     line = line.expandtabs(1)
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line)
 

@@ -85,7 +85,7 @@ _CAUTION = {Mode.ACT: 0, Mode.ADVISE: 1, Mode.OFF: 2}
 LEAST_RESTART_S = 10.0
 """A step with a long prefill in it takes seconds."""
 Tick = Annotated[Duration, Field(ge=0.05)]
-"""Shorter ones would ask the engine and fill the journal more than they tell."""
+"""Shorter ones would cost the engine and the journal more than they are worth."""
 
 
 class LeverSettings(Section):
@@ -95,7 +95,7 @@ class LeverSettings(Section):
 
 class Levers(Section):
     split: LeverSettings = LeverSettings()
-    """Who has how much of the host budget."""
+    """How the host budget is divided."""
     multiplier: LeverSettings = LeverSettings()
     """How large hot buffers are."""
     admission: LeverSettings = LeverSettings()

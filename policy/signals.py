@@ -221,7 +221,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the engine has done so far; that it stands still tells a stall."""
+    """What the engine has done so far; no change means a stall."""
 
     steps_total: int
     scheduled_tokens_total: int
@@ -265,7 +265,7 @@ class RequestHot:
     lease_blocks: int
     """What it holds now."""
     target_blocks: int
-    """What it was last told to have; the multiplier's lease where nothing was said."""
+    """The size that was last requested; the multiplier's lease without a request."""
     curve: tuple[LeasePoint, ...] = ()
     """Its own misses, rising in ``blocks``; empty where they are not measured."""
     weight: float = 1.0

@@ -37,7 +37,7 @@ class ChangeRequest:
 
 
 def actor() -> str:
-    """Who asks, for the journal."""
+    """The actor, for the journal."""
     try:
         return f"{getpass.getuser()} (top)"
     except (KeyError, OSError):

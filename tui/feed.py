@@ -78,7 +78,7 @@ class LiveFeed:
     ) -> None:
         self.client = client
         self.want_requests = False
-        """Whether somebody looks at the table of requests."""
+        """Whether the table of requests is shown."""
         self._on_update = on_update
         self._sleep = sleep
         self._timeout_s = timeout_s

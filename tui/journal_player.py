@@ -26,7 +26,7 @@ from hisparsed.tui.wire import Document, build, dig, items, number, text
 
 
 def status_document(tick: RecordedTick, first_s: float) -> Document:
-    """The status as the daemon would have told it; ``first_s`` stands for its start."""
+    """The status as the daemon would have sent it; ``first_s`` is used as its start."""
     snapshot, decision = tick.snapshot, tick.decision
     frozen = dig(snapshot, "frozen_levers") or []
     levers = [_lever(one, frozen) for one in items(decision, "levers")]

@@ -48,7 +48,7 @@ NOT_WELL = 40
 class NodeModel:
     """One node. ``revision`` grows with every update, so that a page sees a change.
 
-    ``label`` distinguishes nodes; where nobody ``named`` it so, pages show the node's own name.
+    ``label`` distinguishes nodes; if it was not ``named``, pages show the node's own name.
     """
 
     def __init__(self, label: str, address: str = "", *, named: bool = True) -> None:

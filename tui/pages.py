@@ -304,7 +304,7 @@ _DOCUMENT = "as the document says"
 
 
 class PolicyPage(Page):
-    """``may_change`` says no where nothing may be changed, and tells the operator why."""
+    """``may_change`` is false if nothing may be changed, and shows the operator why."""
 
     searchable = True
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -433,7 +433,7 @@ class PolicyPage(Page):
 
 
 class LogsPage(Page):
-    """``may_change`` says no where nothing may be asked of the node, and tells why."""
+    """``may_change`` is false if the node cannot be asked, and shows why."""
 
     searchable = True
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -1,7 +1,7 @@
 """Asks the canary's questions of a running engine.
 
-Questions bypass the limits of the API. Each has a random id that the engine is told first, and a
-cache salt of this engine, so no client shares its pages.
+Questions bypass the limits of the API. Each has a random id that is announced to the engine first,
+and a cache salt of this engine, so no client shares its pages.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ class CanaryMemory:
 
     @property
     def wants_more(self) -> bool:
-        """Whether the next round should come soon: to learn, or to tell a suspicion from noise."""
+        """Whether the next round should come soon: to learn, or to distinguish a suspicion from
+        noise.
+        """
         return self.baseline is None or self._unsure
 
     def questions(self) -> tuple[CanaryQuestion, ...]:

@@ -1,9 +1,9 @@
 """The canary at work: asks when it is due, compares, and acts on a different answer.
 
 Runs alongside the control loop and never holds it up. On a mismatch the levers freeze, an event is
-recorded and evidence is written; requests are served on. What only may be corruption is told and
-asked again first. Evidence is a few small files in the state folder, the oldest go first; they
-hold no tokens and no request names of users. One engine life.
+recorded and evidence is written; requests are still served. A suspicion of corruption is reported,
+and the canary asks again first. Evidence is a few small files in the state folder, the oldest go
+first; they hold no tokens and no request names of users. One engine life.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _life(client: "ControlClient") -> "EngineStatus":
 
 
 def _until_settled(client: "ControlClient", restarts_before: int) -> "EngineStatus":
-    """Once another engine serves, or none will: follows the restart, telling each turn."""
+    """Follows the restart and reports each step, until another engine serves or none will."""
     said = ""
     while True:
         life = _life(client)

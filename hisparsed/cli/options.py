@@ -31,7 +31,7 @@ def known_levers(levers: list[str] | None) -> None:
 
 
 def actor() -> str:
-    """Who asks, for the journal: the person behind sudo where there is one."""
+    """The actor for the journal: the user behind sudo if there is one."""
     try:
         return os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):  # of no name: a container may run as any number

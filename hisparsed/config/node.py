@@ -144,7 +144,8 @@ class NodeConfig(_Section):
     allow_untested_vllm: bool = Field(default=False, strict=True)
     """Start with a vLLM that hisparsed was not tested with."""
     bookkeeping: Literal["hisparsed", "vllm"] = "hisparsed"
-    """Who keeps HiSparse's pages in the engine core. The outcome is the same; vLLM's own takes
+    """The bookkeeping of HiSparse's pages in the engine core. The outcome is the same; vLLM's own
+    takes
     several times the CPU time of a step."""
 
     @model_validator(mode="after")

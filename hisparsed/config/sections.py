@@ -71,7 +71,8 @@ class CudaConfig(BaseModel):
     speculative_tokens: Annotated[int, Field(ge=0, le=16, strict=True)] = 0
     """Drafts of the model's own MTP layer that are verified with each token."""
     kernels: Literal["auto", "vllm", "hisparsed"] = "auto"
-    """Who finds rows in hot buffers. `hisparsed` sizes buffers request by request, live; `auto`
+    """The kernels that find rows in hot buffers. `hisparsed` sizes buffers request by request,
+    live; `auto`
     takes it where it proves right and fast enough on every GPU before the engine starts, else
     vLLM's."""
     kernels_max_ratio: Annotated[float, Field(ge=0.1, le=10.0)] = 1.25
@@ -152,7 +153,7 @@ class DisaggregationConfig(BaseModel):
     role: Literal["prefill", "decode"]
     """A CUDA node decodes only; vLLM itself prefills for it."""
     host: str = Field(default="127.0.0.1", min_length=1)
-    """Address at which this node listens for the other, and which a prefill node tells it."""
+    """Address at which this node listens for the other, and which a prefill node announces."""
     port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 14579
     lease: Duration = Field(default=60.0, gt=0)
     """Seconds that a prefill node keeps a prefix for a decode node."""

@@ -93,7 +93,9 @@ class DoctorWatch:
             self._begin(DAEMON)
 
     async def look(self, *, actor: str) -> DoctorStatus:
-        """Look now; who asks during a look gets that one. Raises ``DoctorBusyError``."""
+        """Look now; a request during a look gets the result of that look. Raises
+        ``DoctorBusyError``.
+        """
         task = self._look or self._begin(actor)
         await asyncio.shield(task)
         if self._hanging:
@@ -159,7 +161,7 @@ class DoctorWatch:
         return await result
 
     def _report_changes(self, before: Sequence[DoctorFinding], actor: str) -> None:
-        """By check and severity, so that figures that change tell nothing twice."""
+        """By check and severity, so that changing figures do not repeat a finding."""
         old, new = _by_check(before), _by_check(self._findings)
         for one in (new[key] for key in new if key not in old):
             fix = f" Fix: {one.fix}." if one.fix else ""

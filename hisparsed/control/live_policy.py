@@ -200,7 +200,7 @@ class PolicySource:
         return max(engine_multiplier(policy, decode_query_len) for policy in variants)
 
     def start_multiplier(self, decode_query_len: int) -> float:
-        """``hot.start`` in top-k, within the policy's range; a schedule does not count here."""
+        """``hot.start`` in top-k, within the policy's range; schedules are ignored here."""
         return start_multiplier(self.active.value, decode_query_len)
 
     def changed_on_disk(self) -> bool:

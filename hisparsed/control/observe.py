@@ -1,7 +1,7 @@
 """What the engine reports and what it put in force, for the policy; pure, and keeps nothing.
 
 ``observe`` adds to a report what the daemon knows. ``bounded_levers``, ``confirm`` and
-``cycle_sentence`` compare a command with what the engine put in force, and say so in one sentence.
+``cycle_sentence`` compare a command with what the engine applied, and describe it in one sentence.
 Times come in as numbers.
 """
 

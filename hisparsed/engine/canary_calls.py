@@ -1,8 +1,8 @@
 """The daemon's own requests in the engine: brought into one residency, and watched.
 
-Such a request is announced before it comes, by an id that nobody can guess, so no client can
+Such a request is announced before it comes, by an id that cannot be guessed, so no client can
 have its pages dropped. Its pages leave the GPU as vLLM's own coordinator would let them go when
-the pool reuses them; nobody else's page is touched. Engine thread only. Judges no tokens.
+the pool reuses them; no other page is touched. Engine thread only. Judges no tokens.
 """
 
 from __future__ import annotations

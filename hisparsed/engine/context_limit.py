@@ -92,7 +92,7 @@ class ContextLimit:
         raise CallTooLongError(self.words(limit, length.prompt))
 
     def _count_refused(self, limit: int) -> None:
-        """The model's own limit is nobody's decision here."""
+        """The model's own limit is not decided here."""
         self.refused += limit == self.max_tokens
 
     def must_take_turns(self, length: CallLength) -> bool:

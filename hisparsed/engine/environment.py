@@ -1,7 +1,7 @@
-"""What the environment tells vLLM: what starts no engine, and what is not meant for it.
+"""Environment variables that vLLM reads: those that prevent a start, and those not meant for it.
 
 Kubernetes gives every container `NAME_PORT=tcp://...` for each service, so a service called `vllm`
-sets vLLM's own `VLLM_PORT`. Imports no vLLM, except where it says so.
+sets vLLM's own `VLLM_PORT`. Imports no vLLM, except where noted.
 """
 
 from __future__ import annotations

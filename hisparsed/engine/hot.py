@@ -4,8 +4,7 @@ Stock vLLM leases the same number of blocks to every request and compares length
 size cannot change under running requests. Here each request has its own agreed size: that in
 force when it first asked, grown later while the GPU pool has room, shrunk when the node's workers
 have moved the rows that stay. ``HotShares`` puts multiplier and individual leases in force over
-vLLM's hot managers, all index groups alike, and reports them. Who should have how much is the
-policy's.
+vLLM's hot managers, all index groups alike, and reports them. The policy decides the sizes.
 """
 
 from __future__ import annotations

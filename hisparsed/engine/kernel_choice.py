@@ -1,4 +1,4 @@
-"""Whose kernels find rows in hot buffers, and why: as the status tells it.
+"""Whose kernels find rows in hot buffers, and why: as the status shows it.
 
 Chosen before each engine start. Imports neither vLLM nor torch.
 """

@@ -171,7 +171,7 @@ class EngineHandle:
         return ApplyResult.model_validate(await self._call("apply", payload))
 
     async def requests(self) -> RequestTable:
-        """One line per request; takes engine-thread time, so only for somebody who looks."""
+        """One line per request; takes engine-thread time, so only on request."""
         return RequestTable.model_validate(await self._call("requests", {}))
 
     async def begin_canary(self, call: CanaryCall) -> None:

@@ -1,9 +1,9 @@
 """vLLM's engine front with the operator's context limit in it, and honest about an engine's end.
 
-Every node's front is one of these. An engine core that is told to stop aborts its calls, and vLLM's
-APIs would pass that on as an answer that is whole; here it counts as the engine's death. Judges
-lengths, and ``kv_transfer_params`` that clients send through ``vllm_xargs``: vLLM takes text and
-numbers there, and then reads an object. What stands inside the object is for the connector to
+Every node's front is one of these. An engine core that is asked to stop aborts its calls, and
+vLLM's APIs would pass that on as an answer that is whole; here it counts as the engine's death.
+Judges lengths, and ``kv_transfer_params`` that clients send through ``vllm_xargs``: vLLM takes text
+and numbers there, and then reads an object. What stands inside the object is for the connector to
 judge; order and number of calls are not judged here.
 """
 
@@ -21,7 +21,7 @@ from hisparsed.engine.context_limit import CallLength, CallTooLongError, Context
 TRANSFER = "kv_transfer_params"
 _SHOWN = 60
 _ABORTED = "abort"
-"""vLLM's finish reason of a call that somebody ended before its time."""
+"""vLLM's finish reason of a call that was ended early."""
 
 
 def transfer_fault(extra_args: Mapping[str, Any] | None) -> str | None:
@@ -44,7 +44,7 @@ class LimitedLLM(AsyncLLM):  # type: ignore[misc]
     context_limit: ContextLimit
     """Set by ``start_engine``, since vLLM makes this object."""
     stops = False
-    """The engine core was told to stop, by a process other than the daemon."""
+    """The engine core was asked to stop, by a process other than the daemon."""
 
     @property
     def errored(self) -> bool:

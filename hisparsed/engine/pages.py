@@ -50,7 +50,7 @@ class ResidentPage:
         self.host_hash: Any = None
         """Of the host page that it is a readable copy of."""
         self.is_watched = False
-        """Whether the pool tells when one of its blocks is handed out."""
+        """Whether the pool reports when one of its blocks is allocated."""
 
 
 class PageTables:
@@ -322,7 +322,7 @@ class PagedCoordinator(HiSparseCoordinator):  # type: ignore[misc]
         return True
 
     def page_lost(self, page: ResidentPage) -> None:
-        """One of its blocks is handed out, so nobody can read it any more."""
+        """One of its blocks is handed out, so it cannot be read any more."""
         if page.host_hash is not None:
             self._drop_copy(page.host_hash)
         owners, page.owners = page.owners, set()

@@ -1,12 +1,12 @@
 """vLLM general plugin: one control method for the engine core, which ends with its daemon.
 
 vLLM loads general plugins into every process of every vLLM on the machine, so ``register``
-does nothing unless hisparsed launched the process. vLLM stops its engine core when told to; a
-daemon that was killed can no longer tell it, so the process also watches its parent. The engine
-core leads a process group, which its workers are born into: Ctrl-C and supervisors that signal the
-daemon's group reach the daemon alone, which drains first. Both hold from the moment at which the
-process reads vLLM's configuration (``Guard``): plugins are loaded only after vLLM's handshake,
-which waits five minutes for an answer of the daemon.
+does nothing unless hisparsed launched the process. vLLM stops its engine core on request; a killed
+daemon can no longer request it, so the process also watches its parent. The engine core leads a
+process group, which its workers are born into: Ctrl-C and supervisors that signal the daemon's
+group reach the daemon alone, which drains first. Both hold from the moment at which the process
+reads vLLM's configuration (``Guard``): plugins are loaded only after vLLM's handshake, which waits
+five minutes for an answer of the daemon.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def guarded_by(pid: int) -> Guard:
 
 
 def end_with(pid: int) -> None:
-    """From now on this process ends at once when ``pid`` has, whoever that is to it."""
+    """From now on this process ends at once when ``pid`` has ended."""
     try:
         sentinel = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -30,7 +30,7 @@ class ServingCounters:
     """Found on the GPU or brought back from the host pools."""
     preemptions: int = 0
     refused: int | None = None
-    """Calls that an admission limit refused; ``None`` where nobody counts them."""
+    """Calls that an admission limit refused; ``None`` if they are not counted."""
     finished: Mapping[str, int] = field(default_factory=dict)
     """Requests by vLLM's finish reason."""
     ttft_sum_s: float = 0.0

@@ -1,8 +1,8 @@
 """What ``kv_transfer_params`` of a call may say of a prefix that waits on another node.
 
-A router carries them from the prefill node's answer to the decode node, but whoever may call the
-API can write them. So nothing in them is trusted: the address must be one of ``peers``, and on a
-CUDA node, whose NIXL workers end with an error over a wrong form or too few blocks, all the rest is
+A router carries them from the prefill node's answer to the decode node, but every client of the API
+can write them. So nothing in them is trusted: the address must be one of ``peers``, and on a CUDA
+node, whose NIXL workers end with an error over a wrong form or too few blocks, all the rest is
 checked before vLLM sees it. Pure; imports no vLLM.
 """
 

@@ -1,4 +1,4 @@
-"""A line for every request in the engine, made when somebody looks at the table.
+"""A line for every request in the engine, made when the table is requested.
 
 Apart from the report, which comes every tick and must stay cheap. No line holds text or tokens
 of a prompt. Costs time in proportion to the lines, never to pages.

@@ -138,8 +138,8 @@ def loads_are_done(scheduler: Any) -> bool:
 def take_back_from_youngest(scheduler: Any, *, least: int = 2) -> Any:
     """Free the blocks of the last call that holds some; returns it, or ``None``.
 
-    ``scheduler`` is vLLM's, between passes, with nothing running and nothing in flight. One
-    call alone waits for nobody, so it keeps what it has unless ``least`` is 1.
+    ``scheduler`` is vLLM's, between passes, with nothing running and nothing in flight. One call
+    alone waits for no other, so it keeps what it has unless ``least`` is 1.
     """
     holding = holders(scheduler)
     if len(holding) < least or not loads_are_done(scheduler):

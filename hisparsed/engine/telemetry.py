@@ -1,4 +1,4 @@
-"""What vLLM tells about serving, as cumulative counters: a stat logger of ours.
+"""What vLLM reports about serving, as cumulative counters: a stat logger.
 
 Runs in the API process. Keeps sums only; windows and rates are the policy's business. Reads
 vLLM's stats and keeps no reference to them. ``ClientStats`` keeps the daemon's own calls out of

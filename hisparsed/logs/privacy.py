@@ -24,7 +24,7 @@ SEES_TEXT: Final = (
     "vllm.tool_parsers",
     "vllm.v1.structured_output",
 )
-"""Loggers, with those below them, that may quote a call whoever runs them."""
+"""Loggers, with those below them, that may quote a call in any process."""
 
 _REFUSES: Final = "vllm.entrypoints.anthropic.api_router"
 """Logs each call that it refuses with 400 as an error with a traceback."""

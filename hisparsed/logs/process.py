@@ -129,7 +129,7 @@ class ProcessHandler(logging.StreamHandler[Any]):
 
 @cache
 def process_handler() -> ProcessHandler:
-    """This process's handler; in a process of the engine it also tells the daemon."""
+    """This process's handler; in a process of the engine it also sends lines to the daemon."""
     form: LogFormat = "text" if os.environ.get(FORMAT_ENV) == "text" else "json"
     handler = ProcessHandler(form, colors=form == "text" and sys.stderr.isatty())
     path = os.environ.get(LOG_SOCKET_ENV)

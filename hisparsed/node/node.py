@@ -252,7 +252,7 @@ def make_journal(config: NodeConfig) -> Journal:
 
 
 def gpu_watch(kind: NodeKind) -> GpuWatch | None:
-    """Reads what NVML tells, once it is started. Other kinds of node have no GPUs to show."""
+    """Reads NVML, once it is started. Other kinds of node have no GPUs to show."""
     if kind != "cuda":
         return None
     reader = GpuReader(nvidia_library(), os.environ)

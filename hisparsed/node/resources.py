@@ -50,7 +50,7 @@ def bind_tcp(host: str, port: int, *, key: str) -> socket.socket:
 
 
 def _holder(port: int) -> str:
-    """Who listens on ``port``, as far as this user may know."""
+    """The process that listens on ``port``, as far as this user may know."""
     try:
         connections = psutil.net_connections("tcp")
     except (psutil.Error, OSError):
@@ -92,7 +92,7 @@ def state_dir_held(path: Path) -> Iterator[None]:
 def _remove_empty(state_dir: Path, made: Sequence[Path]) -> None:
     """``made``: the folder and those above it that this start made, the deepest first.
 
-    Call with the lock held, so that it is nobody else's.
+    Call with the lock held, so that no other daemon uses it.
     """
     if not made or any(one.name != _LOCK for one in state_dir.iterdir()):
         return

@@ -66,12 +66,12 @@ def run_node(
     manager: ServiceManager,
     doctor: Doctor,
 ) -> int:
-    """Run one node until it is told to stop; returns the exit code.
+    """Run one node until it is asked to stop; returns the exit code.
 
     ``document`` is the file that ``config`` came from; it is watched for what needs a restart.
-    ``manager`` is told of every turn of the node's life. ``doctor`` has looked at the machine.
-    Raises ``UserError`` or ``ConfigError`` when the node cannot start; then nothing of it is
-    left running.
+    ``manager`` is notified of every change of the node's state. ``doctor`` has looked at the
+    machine. Raises ``UserError`` or ``ConfigError`` when the node cannot start; then nothing of it
+    is left running.
     """
     from hisparsed.engine.launch import (
         asked_multiplier,
@@ -195,7 +195,7 @@ async def _run(
     api_socket: socket.socket,
     metrics_socket: socket.socket | None,
 ) -> int:
-    """Until it is told to stop, or no engine can be kept running; the exit code."""
+    """Until it is asked to stop, or no engine can be kept running; the exit code."""
     config = node.config
     clients = connections_of(config.api.limits)
     node.plane.metrics.registry.register(ConnectionCollector(clients))

@@ -183,7 +183,7 @@ class NodeDoctor:
 
 
 class AbsentDoctor:
-    """Stands in where the machine could not be looked at; says so, and does not look again."""
+    """Used if the machine could not be checked; reports that, and does not check again."""
 
     def __init__(self, error: Exception, *, at_unix_s: float) -> None:
         self._finding = DoctorFinding(

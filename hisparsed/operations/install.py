@@ -31,7 +31,7 @@ class FileOutcome(StrEnum):
     UPDATED = "updated"
     UNCHANGED = "unchanged"
     KEPT = "kept"
-    """It was edited; the shipped one lies in the share folder."""
+    """It was edited; the shipped one is in the share folder."""
 
 
 @dataclass(frozen=True, slots=True)

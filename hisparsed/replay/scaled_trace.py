@@ -89,7 +89,7 @@ def scale_trace(trace: Trace, factor: Fraction, max_model_len: int | None = None
     """`trace` with token counts times `factor`, within `max_model_len` tokens per call.
 
     A call whose input leaves room for less than one output token is dropped rather than cut: a cut
-    input would repeat a prefix that nobody sent. An output that does not fit is clipped.
+    input would repeat a prefix that was not sent. An output that does not fit is clipped.
     """
     scale = Scale(factor, trace.block_tokens)
     clipped = dropped = 0

@@ -185,7 +185,7 @@ class Play:
 
 
 class Players(Protocol):
-    """Who plays which session when."""
+    """The order in which users play sessions."""
 
     def first(self) -> list[Play]:
         """What begins by itself."""

@@ -283,7 +283,7 @@ def run_daemon_soak(
 
 
 def applied_commands(journal: Path) -> list[Applied]:
-    """What the control loop told the engine, oldest first, and what came of it."""
+    """What the control loop sent to the engine, oldest first, and what came of it."""
     with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as store:
         rows = store.execute("SELECT applied FROM ticks WHERE applied != 'null' ORDER BY id")
         found = [APPLIED_JSON.validate_json(text) for (text,) in rows]

@@ -48,7 +48,7 @@ class Engine(Protocol):
 
 
 class SteppedClock:
-    """Seconds that continue only when told to."""
+    """Seconds that advance only on request."""
 
     def __init__(self, now_s: float = 1000.0) -> None:
         self.now_s = now_s

@@ -201,4 +201,4 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def silent(_: SoakTotals) -> None:
-    """Shows nobody anything."""
+    """Shows nothing."""

@@ -43,7 +43,7 @@ _MOVES_A_CHECK = 3
 _SETTLE_STEPS = 200
 """Steps that transfers get to end after the last call."""
 _ENOUGH_WRONG = 20
-"""Wrong or stuck calls after which a soak tells nothing new."""
+"""Wrong or stuck calls after which a soak shows nothing new."""
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ def node_config(settings: SoakSettings, folder: Path) -> NodeConfig:
 
 
 def oracle_config(settings: SoakSettings, folder: Path) -> NodeConfig:
-    """The same model with room for everything, which nobody moves."""
+    """The same model with room for everything, without moves."""
     return _config(
         folder,
         host_budget=32 << 20,

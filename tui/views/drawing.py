@@ -221,7 +221,7 @@ def columns(values: Sequence[float | None], height: int, top: float, glyphs: Gly
 def series_values(
     history: ChartHistory, name: str, width: int, context: ViewContext
 ) -> list[float | None]:
-    """One value per column; all but the last stand at fixed times, so that a chart does not
+    """One value per column; all but the last are at fixed times, so that a chart does not
     flicker. The last one is up to now."""
     if width < 1 or history.newest_s is None:
         return [None] * max(0, width)
@@ -277,7 +277,7 @@ def chart_box(
 
 
 def time_axis(indent: int, width: int, end_s: float | None, context: ViewContext) -> Line:
-    """The times of day at both ends of a chart, and what lies between them."""
+    """The times of day at both ends of a chart, and the span between them."""
     room = width - indent
     begin = None if end_s is None else end_s - context.span_s
     left, right = fmt.minute(begin), fmt.minute(end_s)
@@ -310,7 +310,7 @@ def spark(model: NodeModel, name: str, width: int, context: ViewContext) -> Line
 
 
 def spark_axis(model: NodeModel, width: int, context: ViewContext) -> Line:
-    """The time axis under sparks; what their numbers are over stands below the numbers."""
+    """The time axis under sparks; the window of their numbers is below the numbers."""
     head = f"rates {WINDOW}"
     indent = _SPARK_TITLE + _SPARK_VALUE + 1
     axis = time_axis(0, width - indent - SPARK_MOST, model.history.newest_s, context)

@@ -1,6 +1,6 @@
 """The node's health: the engine's state, GPUs, what the doctor found, canary and journal.
 
-Nodes of earlier versions leave parts of it out; then those parts say so, or show nothing. Blocks of
+Nodes of earlier versions lack parts of it; those parts show that, or nothing. Blocks of
 the GPU pool are in ``panels``.
 """
 

@@ -281,7 +281,7 @@ def _hot_line(model: NodeModel, width: int) -> Line:
 
 
 def _sampled(sampled: object) -> Line:
-    """What vLLM's own kernels tell, rarely: misses since the start, and how old that is."""
+    """What vLLM's own kernels report, rarely: misses since the start, and how old that is."""
     hits, misses = number(sampled, "hits_total"), number(sampled, "misses_total")
     rows = (hits or 0.0) + (misses or 0.0)
     share = misses / rows if misses is not None and rows else None

@@ -169,7 +169,7 @@ _IN_WORDS = frozenset(
 
 
 def request_detail(row: Document, width: int) -> list[Line]:
-    """Everything that the node tells of a request, in words; never its prompt."""
+    """Everything that the node reports of a request, in words; never its prompt."""
     lines = []
     for name, words in _in_words(row):
         lines += hanging(line((f"{name:<12}", "dim")), words, width)

@@ -121,7 +121,7 @@ class PolicyInForce(_Answer):
 
 
 class KeyWords(_Answer):
-    """One key of the policy in words; what is typed stands in backticks."""
+    """One key of the policy in words; typed text is in backticks."""
 
     values: str
     """What may be written, with its bounds."""
@@ -154,7 +154,7 @@ class Judgement(_Answer):
 
 
 class Changed(_Answer):
-    """The policy after a change; it counts from the next tick."""
+    """The policy after a change; it takes effect at the next tick."""
 
     generation: int
     content_hash: str

@@ -64,7 +64,7 @@ class Endpoint(Route):
         self.query = query
         self.body = body
         self.changes = changes
-        """Whether somebody must be allowed to change the node to ask for it."""
+        """Whether the caller must be allowed to change the node."""
         self.errors = errors
         self.media_type = media_type
 
@@ -89,7 +89,7 @@ class ActorBody(BaseModel):
     actor: Annotated[str, AfterValidator(_printable)] = Field(
         min_length=1, max_length=64, pattern=r"^[^\x00-\x1f\x7f]+$"
     )
-    """Who asks; kept in the journal, with what cannot be shown escaped."""
+    """The actor; kept in the journal, with unprintable characters escaped."""
 
 
 def parse_query(request: Request, model: type[M]) -> M:

@@ -1,6 +1,6 @@
 """The engine's route on the control socket: what a restart would do, and doing it.
 
-Whoever restarts engines stands behind ``EngineRestarter``; nothing is decided here.
+``EngineRestarter`` restarts engines; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class EngineApi:
         ]
 
     async def restart(self, request: Request) -> Response:
-        """Answers when the restart has begun; the status document tells the rest."""
+        """Answers when the restart has begun; the status document has the rest."""
         body = await parse_body(request, _RestartBody)
         actor = recorded_actor(request.scope, body.actor)
         try:

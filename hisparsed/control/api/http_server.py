@@ -61,7 +61,7 @@ REFUSALS: Final = {
     Cut.SLOW_BODY: (408, "request_timeout", "the body did not arrive in time"),
     Cut.FULL: (503, "too_many_connections", "every connection of this node is in use"),
 }
-"""Status, code and words for those who are told; the others are only closed."""
+"""Status, code and message of cuts with an answer; the others are only closed."""
 
 ErrorBody = Callable[[int, str, str], bytes]
 """Status, code and message as the server's clients know errors, in JSON."""
@@ -78,8 +78,8 @@ class Waiting(Protocol):
 class Connections:
     """The connections of one listener.
 
-    Who waits for its answer is never let go; who has not asked yet, or asks slowly, is, the one
-    that has waited longest first. So ten thousand idle clients keep nobody out.
+    A connection that waits for its answer is never closed. One that has not asked yet, or asks
+    slowly, is closed, the oldest first. So ten thousand idle clients exclude no other.
     """
 
     limits: HttpLimits

@@ -331,7 +331,7 @@ def _end_of(serving: asyncio.Task[None]) -> str:
 def is_live(path: Path) -> bool:
     """Whether a process listens on the socket at ``path``.
 
-    A socket that does not answer, or may not be asked, counts: it is somebody's.
+    A socket that does not answer, or may not be asked, counts as in use.
     """
     if not path.exists():
         return False

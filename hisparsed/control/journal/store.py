@@ -104,7 +104,7 @@ class JournalStore:
         retention: Retention,
         connect: Callable[..., sqlite3.Connection] = sqlite3.connect,
     ) -> None:
-        """Raises ``sqlite3.Error`` or ``OSError``; ``is_damaged`` tells a bad file."""
+        """Raises ``sqlite3.Error`` or ``OSError``; ``is_damaged`` detects a damaged file."""
         self._run = run
         self._retention = retention
         self._writes = 0

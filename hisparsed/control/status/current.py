@@ -149,7 +149,7 @@ class CurrentStatus:
         return self._sources.lifecycle()
 
     def show(self, outcome: TickOutcome) -> None:
-        """Take in a finished tick and tell the listeners.
+        """Take in a finished tick and notify the listeners.
 
         Raises what one of ``on_tick`` raised, when all have had the tick.
         """

@@ -56,7 +56,7 @@ class DoctorStatus(BaseModel):
     """When the doctor last looked."""
     looking: bool = False
     error: str | None = None
-    """Why the last look came to nothing; the findings are then of the one before."""
+    """Why the last look failed; the findings are then of the previous one."""
     checks: int
     """How many findings there are with those that are well."""
     fatal: int
@@ -253,7 +253,7 @@ class CanaryStatus(_Part):
     state: CanaryState
     sentence: str
     not_ready: bool = False
-    """Whether routers are told to stay away, as the policy asks after a mismatch."""
+    """Whether `/readyz` answers 503, as the policy requires after a mismatch."""
     running: bool = False
     rounds_total: int = 0
     mismatches_total: int = 0
@@ -313,11 +313,11 @@ class Status(_Part):
     canary: CanaryStatus | None = None
     """``None`` until there is an engine to ask."""
     doctor: DoctorStatus | None = None
-    """``None`` where nobody looks at the machine."""
+    """``None`` without a doctor."""
     engine: EngineStatus | None = None
-    """The engine's life; ``None`` where nobody supervises it."""
+    """The engine's state; ``None`` if it is not supervised."""
     gpus: GpusStatus | None = None
-    """As NVML tells; ``None`` on other than CUDA nodes, and before the first reading."""
+    """As NVML reports; ``None`` on other than CUDA nodes, and before the first reading."""
     kernels: KernelsStatus | None = None
     """Whose kernels find rows in hot buffers, and why; ``None`` on other than CUDA nodes, and
     before the first start."""

@@ -65,7 +65,7 @@ class History:
             self._coarse.append(row)
 
     def _follow_clock(self, at_unix_s: float, apart_s: float) -> None:
-        """Keep ages true where somebody set the clock, so that charts neither fold nor tear."""
+        """Keep ages correct after the clock was set, so that charts neither fold nor tear."""
         before_s, self._apart_s = self._apart_s, apart_s
         jump_s = 0.0 if before_s is None else apart_s - before_s
         if abs(jump_s) < LEAST_JUMP_S:

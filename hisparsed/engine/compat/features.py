@@ -23,7 +23,7 @@ from hisparsed.errors import UserError
 class Feature:
     """``since``: the first vLLM that it runs on. ``key``: what asks for it in the document.
 
-    ``asked`` tells whether a document does. ``note`` says why not before, or what differs.
+    ``asked`` returns whether a document does. ``note`` says why not before, or what differs.
     """
 
     name: str

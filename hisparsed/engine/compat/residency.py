@@ -41,7 +41,8 @@ def watch_lost_pages(coordinator: Any, lost: Callable[[Any, str], None]) -> None
 
 
 class ResidencyReader:
-    """What a step tells workers of resident pages, as (request id, pages, block ids a group).
+    """The message of a step to workers about resident pages, as (request id, pages, block ids a
+    group).
 
     ``first`` is the first resident cache group of ``groups``.
     """

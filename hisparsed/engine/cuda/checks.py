@@ -108,7 +108,7 @@ def hot_rows(config: NodeConfig, topk: int, max_multiplier: float) -> int:
 
 
 def argument_problems(config: NodeConfig) -> Iterator[str]:
-    """What stands in ``engine_args`` and cannot be."""
+    """Values of ``engine_args`` that are not allowed."""
     arguments, cuda = config.engine_args, config.cuda
     for name, value in arguments.items():
         if name in CUDA_ARGS:
@@ -136,7 +136,7 @@ def argument_problems(config: NodeConfig) -> Iterator[str]:
 def disaggregation_problems(
     own: DisaggregationConfig | None, environ: Mapping[str, str], *, nixl_is_there: bool
 ) -> Iterator[str]:
-    """What stands in ``disaggregation`` and cannot be."""
+    """Values of ``disaggregation`` that are not allowed."""
     if own is None:
         return
     refused = own.refused_on("cuda")
@@ -157,7 +157,7 @@ def disaggregation_problems(
 
 
 def environment_problems(environ: Mapping[str, str]) -> Iterator[str]:
-    """What the environment tells vLLM and HiSparse cannot run with."""
+    """Environment variables of vLLM with which HiSparse cannot run."""
     if environ.get("VLLM_USE_V2_MODEL_RUNNER") in ("0", "false", "False"):
         yield (
             "VLLM_USE_V2_MODEL_RUNNER: HiSparse runs in vLLM's second model runner only; unset it"

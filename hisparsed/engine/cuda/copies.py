@@ -2,8 +2,8 @@
 
 ``ChunkRanges`` turns chunk ids and GPU blocks into byte ranges, by address arithmetic alone.
 Ranges are cut at every layer slice of the host pool and wherever indexer pages are not
-neighbours in a GPU block. Registrations of pinned memory are checked once, so that no range lies
-in two of them.
+neighbours in a GPU block. Registrations of pinned memory are checked once, so that no range is in
+two of them.
 
 A lane is one CUDA stream: its batches run in the order given, next to the model. Which ranges are
 copied, and who waits for whom, is decided in ``offload``.

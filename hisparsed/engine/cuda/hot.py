@@ -22,8 +22,8 @@ _DOUBT = "hisparsed_doubt_hot"
 class CudaHot:
     """``executor``: any of vLLM's, whose workers have ``HotExtension``.
 
-    Worker calls have no time limit: a reply that nobody waits for any more would be taken for
-    the next call's. What a call does is bounded instead, and vLLM sees a dead worker itself.
+    Worker calls have no time limit: a late reply would be taken for the next call's. What a call
+    does is bounded instead, and vLLM sees a dead worker itself.
     """
 
     def __init__(self, executor: Any) -> None:
@@ -36,7 +36,7 @@ class CudaHot:
     def hot_report(self) -> WorkerReport:
         """Figures of the call before; ``counted`` is false until there are some.
 
-        Raises ``RuntimeError`` when the workers could not tell.
+        Raises ``RuntimeError`` when the workers did not know.
         """
         if self._asked is not None and (self._asked.done() or self._late):
             # A call that is late for two reports is waited for: an idle engine takes no replies.

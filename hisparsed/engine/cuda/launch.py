@@ -237,8 +237,8 @@ def kv_transfer_config(
 ) -> dict[str, Any]:
     """HiSparse with the whole budget as its pool, offloading on blocks lent from it.
 
-    HiSparse comes first: the offload workers look for its pool when they are made. NIXL stands
-    between them on a decode node: what waits elsewhere is fetched before the offload pool is asked.
+    HiSparse comes first: the offload workers look for its pool when they are made. NIXL is between
+    them on a decode node: what waits elsewhere is fetched before the offload pool is asked.
     """
     hisparse: dict[str, Any] = {
         "kv_connector": "HiSparseConnector",

@@ -43,7 +43,7 @@ class ModelFacts:
     """MTP layers that come with the model."""
     weights_bytes: int | None = None
     nested_topk: bool = False
-    """``index_topk`` stands in ``text_config`` alone."""
+    """``index_topk`` is only in ``text_config``."""
 
     def row_bytes(self, kv_cache_dtype: str) -> int:
         """One row of one sparse-MLA layer."""

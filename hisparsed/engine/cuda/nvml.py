@@ -4,7 +4,7 @@ A reading has memory, PCIe traffic, load, the reasons for low clocks, and whethe
 lost. Reading raises nothing: what cannot be read is ``None`` and is logged once. ``GpusStatus`` is
 what the status document shows of it.
 
-NVML can hang for minutes while another process pins memory, so nobody waits for it. ``GpuWatch``
+NVML can hang for minutes while another process pins memory, so nothing waits for it. ``GpuWatch``
 reads in its own daemon thread and keeps the last reading with its age: a reading that does
 not come shows as a growing age. Imports neither vLLM nor torch.
 """
@@ -30,7 +30,7 @@ SLOW_REASONS: Mapping[int, str] = {
     0x40: "thermal-hardware",
     0x80: "power-brake",
 }
-"""NVML's clock event reasons that cost speed; idleness and clocks that somebody set are none."""
+"""NVML's clock event reasons that cost speed; idleness and configured clocks do not."""
 LANE_BYTES_PER_S: Mapping[int, float] = {
     1: 2.5e9 / 8 * 8 / 10,
     2: 5e9 / 8 * 8 / 10,

@@ -236,7 +236,7 @@ logger = logging.getLogger(__name__)
 
 
 class CudaOffloadingSpec(LentOffloadingSpec):
-    """Who writes is decided in the worker, where it is known whether the ranks share a pool."""
+    """The writer is chosen in the worker, where it is known whether the ranks share a pool."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -2,7 +2,7 @@
 
 Only blocks whose name hashes below a threshold are followed, so memory is fixed and small
 (SHARDS: Waldspurger, Park, Garthwaite and Ahmad, "Efficient MRC Construction with SHARDS",
-FAST 2015). Knows no vLLM: who evicts and who looks up tells it so.
+FAST 2015). Knows no vLLM: the callers report evictions and look-ups.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from hisparsed.engine.host.pool import CountingHostPool
 from hisparsed.policy.signals import GhostPoint
 
 STEP_SHARES = (0.005, 0.01, 0.02)
-"""Steps of a policy, as shares of the budget, that have edges of their own; what lies between
-is read in proportion."""
+"""Steps of a policy, as shares of the budget, that have their own edges; values in between are
+interpolated.
+"""
 MAX_ENTRIES = 4096
 """Followed blocks a list: about 1.5 MiB of the engine process for both."""
 _HEADROOM = 1.25

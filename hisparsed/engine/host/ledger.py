@@ -1,7 +1,7 @@
 """The host ledger: which host blocks HiSparse uses, which are lent, which are in reserve.
 
 Memory is pinned once, as HiSparse's host pool; a move is bookkeeping. Every block has one
-tenant: hisparse, offload (lent) or reserve (of nobody). Blocks are taken from HiSparse idle
+tenant: hisparse, offload (lent) or reserve (no pool). Blocks are taken from HiSparse idle
 (free ones, then least recently used prefixes), never in use; what cannot be taken yet is
 *pending*. A block that comes back from the offload pool with transfers in flight is
 *draining* until they end. Runs on the engine thread, between scheduling passes only.
@@ -41,9 +41,9 @@ class Borrower(Protocol):
 
 @dataclass(frozen=True)
 class LedgerCounts:
-    """Host blocks by tenant and state at one moment; the null block is nobody's.
+    """Host blocks by tenant and state at one moment; the null block has no tenant.
 
-    ``pending`` are promised to the offload pool or the reserve and still with HiSparse.
+    ``pending`` are assigned to the offload pool or the reserve and still with HiSparse.
     """
 
     budget: int
@@ -95,7 +95,7 @@ class HostLedger:
         return self.offload_target
 
     def set_reserve_target(self, blocks: int) -> int:
-        """Ask for ``blocks`` that are lent to nobody; bounded by the floor.
+        """Ask for ``blocks`` for the reserve; bounded by the floor.
 
         A reserve that leaves the offload target no room lowers it.
         """

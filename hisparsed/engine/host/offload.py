@@ -67,7 +67,7 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         self.resets = 0
         self.ghost: GhostList | None = None
         self.found: list[OffloadKey] = []
-        """Keys of look-ups that hit, in order, since somebody emptied it."""
+        """Keys of look-ups that hit, in order, since it was emptied."""
         self._free_list = FreeSlots()
         self._num_allocated_chunks = 0
         self._set_capacity()

@@ -33,8 +33,8 @@ def _unreferenced(blocks: Iterable[Any]) -> int:
 
 
 class CountingHostPool(SharedEventQueueBlockPool):  # type: ignore[misc]
-    """``idle_cached_blocks``: free blocks with a hash. ``referenced_blocks``: blocks that
-    somebody holds, the ledger included. ``held_blocks``: those that the ledger holds.
+    """``idle_cached_blocks``: free blocks with a hash. ``referenced_blocks``: blocks that are held,
+    by the ledger too. ``held_blocks``: those that the ledger holds.
     All are kept at every transition."""
 
     def start_counting(self) -> None:

@@ -1,4 +1,4 @@
-"""The reference node's executor: what stands where vLLM's GPU worker is.
+"""The reference node's executor, in place of vLLM's GPU worker.
 
 Keeps request tables, and computes each step with the reference model over real bytes. Single
 process, no devices. Not here: what vLLM asks of any executor (``in_process_executor``).
@@ -237,7 +237,7 @@ class ReferenceExecutor(InProcessExecutor):
     ) -> LogprobsTensors | None:
         """Add a chunk of a prompt; what was asked for, once the prompt is whole.
 
-        A request that came back with tokens of its answer had this told before.
+        A request that returned with tokens of its answer had this reported before.
         """
         count = state.params.prompt_logprobs
         if count is None or segment.start >= state.prompt_len or state.known > state.prompt_len:
@@ -274,7 +274,7 @@ class ReferenceExecutor(InProcessExecutor):
         return self._hot.by_request()
 
     def release_host(self, blocks: Sequence[int]) -> int:
-        """Give the memory of host blocks that are in nobody's use back; returns bytes."""
+        """Give the memory of host blocks that are unused back; returns bytes."""
         return self._store.release_host(blocks)
 
     def resize_hot(self, leases: dict[str, int]) -> None:

@@ -170,7 +170,7 @@ def _under_grammar(
 
 
 def _metadata(rows: Sequence[_Row]) -> SamplingMetadata:
-    """What vLLM's sampler is told of ``rows``; only what some row asks for is filled in."""
+    """The sampler input of ``rows``; only what some row asks for is filled in."""
     params = [row.params for row in rows]
     random = [one.temperature >= _GREEDY_BELOW for one in params]
     penalties = any(

@@ -58,7 +58,7 @@ def runs(ids: Iterable[int]) -> list[tuple[int, int]]:
 
 
 _POISON = 0x55
-"""Unwritten memory is not zero: reading a row that nobody wrote must change tokens."""
+"""Unwritten memory is not zero: reading an unwritten row must change tokens."""
 
 
 class KVStore:

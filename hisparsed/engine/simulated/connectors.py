@@ -1,6 +1,6 @@
 """The worker side of vLLM's KV connectors on the simulated node, in virtual time.
 
-Each direction of a GPU's link is one queue, as a copy engine is, whoever copies. Pages and
+Each direction of a GPU's link is one queue, as a copy engine is, for all copies. Pages and
 chunks have no content; only when they arrive counts. Offloading is vLLM's own worker class over
 these copies; HiSparse's page transfers are acknowledged when their copies have ended. Metadata
 comes as MultiConnector's tuple.
@@ -37,7 +37,7 @@ class CopyQueue:
     def __init__(self, direction: LinkDirection) -> None:
         self._direction = direction
         self.ended: list[int] = []
-        """Numbers of ended copies that nobody has asked for yet."""
+        """Numbers of ended copies that were not read yet."""
 
     def submit(self, number: int, bytes_: float) -> None:
         self._direction.submit(self, number, bytes_)
@@ -192,7 +192,7 @@ class OffloadingSide:
         self._worker.start_kv_transfers(metadata)
 
     def after_forward(self, finished_req_ids: set[str]) -> tuple[set[str], Any]:
-        """Requests whose prefix has arrived, and what the scheduler is to be told."""
+        """Requests whose prefix has arrived, and what the scheduler has to learn."""
         self._worker.prepare_store_kv(self._metadata)
         _, received = self._worker.get_finished(finished_req_ids)
         return received, self._worker.build_connector_worker_meta()

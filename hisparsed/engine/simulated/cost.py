@@ -9,7 +9,7 @@ it stands for.
 ``RowModel`` says how many rows a decode step selects and how many of them miss, by a curve over
 hot rows / selected rows, published for single rows and replaceable in the node's description.
 Selection is taken to be even over the pages of a context, so rows of resident pages miss nothing
-and leave the hot buffer to the others. Virtual time moves only when it is told to. All of it is
+and leave the hot buffer to the others. Virtual time moves only on request. All of it is
 pure.
 """
 

@@ -1,6 +1,6 @@
 """The simulated node as one object: engine core, virtual clock, calls in, tokens out.
 
-Synchronous and single-threaded; whoever drives it decides when a step is taken. Calls carry
+Synchronous and single-threaded; the caller decides when a step is taken. Calls carry
 names of their blocks instead of tokens, so that prefixes are equal where names are.
 ``ServingTally`` keeps the serving counters that vLLM's stat logger keeps on a real node.
 

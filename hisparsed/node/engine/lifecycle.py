@@ -95,7 +95,7 @@ class EngineLifecycle:
         return None if self.state.phase is EngineState.SERVING else self.away()
 
     def away(self) -> Refusal:
-        """What a client whose call no engine can answer is told."""
+        """The answer to a client whose call no engine can answer."""
         state = self.state
         if state.stopping or state.phase is EngineState.FAILED:
             return STOPPING

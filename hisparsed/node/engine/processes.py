@@ -2,8 +2,8 @@
 
 Identifies them by process id and start time, so that no other process is taken for one of them. A
 file that anybody still holds is never removed: the kernel gives a write lease only on a file that
-nobody else holds, in any container and of any user. Not for stopping an engine that still answers;
-vLLM does that.
+no other process holds, in any container and of any user. Not for stopping an engine that still
+answers; vLLM does that.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def _opened(path: Path) -> Iterator[int]:
 
 @contextmanager
 def _only_holder(number: int) -> Iterator[bool | None]:
-    """Inside, nobody else gets at the file, if true. ``None``: the kernel gives no leases here."""
+    """If true, no other process can open the file inside. ``None``: the kernel gives no leases
+    here.
+    """
     try:
         # Whoever opens the file meanwhile makes the kernel send a signal. SIGIO, which is usual,
         # would end this process; this one is ignored by default.

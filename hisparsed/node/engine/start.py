@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class StoppedWhileStarting(BaseException):
-    """The node was told to stop before the engine served."""
+    """The node was asked to stop before the engine served."""
 
 
 _RPC_FOLDER_ENV = "VLLM_RPC_BASE_PATH"

@@ -50,7 +50,7 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The engine ended, hangs or stands still; what is left of it is still there."""
+    """The engine ended, hangs or stalled; what is left of it is still there."""
 
     why: str
     hangs: bool = False
@@ -63,7 +63,7 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """No call is open, or the time for it is over."""
+    """No call is open, or the drain time has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class CutDrain:
 class TakeDown:
     """Cut open calls, stop the engine, free what it held; ends in ``Cleared``.
 
-    ``why`` is set where nobody asked for it; then what is known is written down. ``kill``: it
+    ``why`` is set if it was not requested; then what is known is written down. ``kill``: it
     hangs, so it is not asked to stop.
     """
 
@@ -161,7 +161,7 @@ class Supervision:
     ends_s: tuple[float, ...] = ()
     """When engines ended or failed to start unasked, within the window; newest last."""
     tries: int = 0
-    """Failed starts of the first engine, or with wanted values since somebody asked for them."""
+    """Failed starts of the first engine, or with wanted values since they were requested."""
     died_total: int = 0
     planned_total: int = 0
     """Restarts that were requested and begun."""

@@ -113,7 +113,7 @@ class EngineValues:
         return tuple(changes)
 
     def left_for_daemon(self, running: EngineValues) -> tuple[PendingRestart, ...]:
-        """Keys of the daemon's that differ; only a restart of the daemon takes them up."""
+        """Keys of the daemon's that differ; only a restart of the daemon applies them."""
         return tuple(
             one
             for one in differences(running.config, self.config)

@@ -36,7 +36,7 @@ class ReportAge:
     def since_report_s(
         self, now_s: float, reported_at_s: float, compiles: Callable[[], bool] = lambda: False
     ) -> float:
-        """Seconds without a report in which somebody listened and nothing was compiled.
+        """Seconds without a report in which the daemon listened and nothing was compiled.
 
         ``compiles``: whether the engine does just now; asked where no report has come for a while.
         """

@@ -2,8 +2,8 @@
 
 vLLM keeps responses in its application, where a client asks for them by id until they are done, and
 takes those in the background only where its store is switched on. They end with the application;
-the last of them are kept here, so that a client that asks later gets its answer, and is never told
-that one is whole that was cut off.
+the last of them are kept here, so that a client that asks later gets its answer, and never takes a
+cut answer for a complete one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BackgroundResponses:
 
 
 class KeptResponses:
-    """What clients are told of responses whose engine is gone; the oldest are forgotten."""
+    """The answers about responses whose engine is gone; the oldest are forgotten."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()

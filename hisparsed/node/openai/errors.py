@@ -113,7 +113,7 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """``kind`` is stable and for programs; ``retry_after_s`` tells when to come back."""
+    """``kind`` is stable and for programs; ``retry_after_s`` says when to retry."""
 
     status: int
     kind: str

@@ -76,7 +76,7 @@ def lone_surrogate(body: bytes) -> str | None:
 def least_tokens(body: bytes, *, chars_per_token: int | None) -> int:
     """Of the longest prompt in a request body; 0 where there is none.
 
-    ``chars_per_token`` is the model's longest token; ``None`` where nobody knows it.
+    ``chars_per_token`` is the model's longest token; ``None`` if it is unknown.
     """
     try:
         call = from_json(body)

@@ -118,7 +118,7 @@ class SessionLimiter:
         self._held = deque(held for held in self._held if held.call_id != call_id)
 
     def close(self) -> None:
-        """No call can start now: nobody is held back any longer."""
+        """No call can start now: no session is held any longer."""
         self._settle_all(Entry.CLOSED)
 
     def _settle_all(self, entry: Entry) -> None:

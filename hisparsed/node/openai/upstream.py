@@ -187,7 +187,7 @@ class _Call:
         return self._response.id if self._response is not None else None
 
     def how(self) -> How:
-        """Of a call that is over."""
+        """Of a call that has ended."""
         if self._was_cut:
             return How.CUT
         if self._left:

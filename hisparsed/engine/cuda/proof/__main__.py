@@ -1,7 +1,7 @@
 """``python -m hisparsed.engine.cuda.proof``: the question on standard input, the answer on output.
 
-Whatever libraries write to standard output goes to standard error. A part that cannot be carried
-out is told in the answer; the exit code is 0 then too.
+Whatever libraries write to standard output goes to standard error. The answer reports a part that
+cannot be carried out; the exit code is then 0 too.
 """
 
 from __future__ import annotations

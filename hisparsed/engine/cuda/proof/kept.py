@@ -86,7 +86,7 @@ class KeptProofs:
         return kept.proofs, None if kept.doubt is None else kept.doubt.why
 
     def keep(self, basis: Basis, proofs: Sequence[Proof], at_unix_s: float) -> None:
-        """Answers instead of those before. What came to nothing is asked again next time."""
+        """Answers instead of those before. A check that did not finish is repeated next time."""
         if any(_came_to_nothing(one) for one in proofs):
             return
         self._save(_Document(basis=basis, at_unix_s=at_unix_s, proofs=tuple(proofs)))

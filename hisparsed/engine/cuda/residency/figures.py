@@ -1,8 +1,8 @@
 """Figures of a worker's hot buffers, without waiting for the device.
 
-A copy of the counters begins when somebody asks, and is read when somebody asks again; host
-memory for it is taken once. The figures are computed from that copy on the CPU. They are plain
-numbers that cross vLLM's worker call; nothing is decided here.
+A copy of the counters begins on request, and is read on the next request; its host memory is
+allocated once. The figures are computed from that copy on the CPU. They are plain numbers that
+cross vLLM's worker call; nothing is decided here.
 """
 
 from __future__ import annotations

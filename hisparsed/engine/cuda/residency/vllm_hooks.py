@@ -3,9 +3,8 @@
 ``HotExtension`` is the ``worker_extension_cls``: vLLM mixes it into the worker class, and calls
 come through ``collective_rpc`` between steps. Every rank does the same, and answers what it did.
 
-``HiSparseConnector`` keeps vLLM's class name, by which a connector is looked up. It tells
-workers of leases and installs the resolver. Each override calls vLLM's own method and adds to
-it.
+``HiSparseConnector`` keeps vLLM's class name, by which a connector is looked up. It sends leases to
+workers and installs the resolver. Each override calls vLLM's own method and adds to it.
 """
 
 from __future__ import annotations

@@ -211,8 +211,8 @@ class WorkerResidency:
     ) -> None:
         """Forget hot copies of what this step wrote; all groups at once, at the first call.
 
-        ``slots`` int64 [T] host rows and ``request_ids`` int32 [T] batch rows, as vLLM tells
-        each of its groups; ``state_indices`` int32 [N] on the device.
+        ``slots`` int64 [T] host rows and ``request_ids`` int32 [T] batch rows, as vLLM gives them
+        to each of its groups; ``state_indices`` int32 [N] on the device.
         """
         if self._written:
             return
@@ -235,7 +235,7 @@ class WorkerResidency:
 
         ``row_of``: state row of each request; who is not in it has ended. ``hot_tables``: by hot
         group, int32 [S, *] by state row, still with the blocks that go back. Waits for the
-        device, so that whoever returns blocks knows that their rows have moved.
+        device, so that the rows have moved when the blocks are returned.
         """
         asked = {name: blocks for name, blocks in leases.items() if name in row_of}
         if not asked:

@@ -250,7 +250,7 @@ class HandoffScheduler:
         return min(held, tokens)
 
     def finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
-        """What the answer of ``request`` tells the router: an offer of its prompt, or nothing."""
+        """What the answer of ``request`` has for the router: an offer of its prompt, or nothing."""
         params = request.kv_transfer_params or {}
         unused = self._remote.pop(request.request_id, None)
         if unused is not None:
@@ -301,8 +301,9 @@ class HandoffScheduler:
         return metadata
 
     def has_work(self) -> bool:
-        """Whether the engine must step though no call runs: to tell the worker, or to hear
-        of offers that have ended."""
+        """Whether the engine must step though no call runs: to notify the worker, or to learn of
+        offers that have ended.
+        """
         return bool(self._next or self._held)
 
     def receive(self, updates: HandoffWorkerMetadata) -> None:

@@ -103,7 +103,7 @@ class Offers:
             self._end(ticket, Ended.EXPIRED)
 
     def take_ended(self) -> list[tuple[Offer, Ended]]:
-        """Offers that nobody reads any more, since the last call."""
+        """Offers that are no longer read, since the last call."""
         with self._changed:
             ended, self._ended = self._ended, []
         return ended
