@@ -87,8 +87,14 @@ test-long: setup
 	@$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile --ignore tests/standin $(ARGS)
 	@$(BIN)/python -m pytest -m long tests/standin $(ARGS)
 
+# Once more on the vLLM of the CUDA lock: its Python over the installed one's compiled parts.
+CUDA_VLLM = $(shell sed -n 's/^vllm==\([0-9.]*\).*/\1/p' requirements-cuda.txt)
+
 standin: setup
 	@$(BIN)/python -m pytest -m long tests/standin $(ARGS)
+	@$(BIN)/python .ci/fetch_vllm.py $(VLLM_TREES)
+	@HISPARSED_VLLM_TREES=$(CURDIR)/$(VLLM_TREES) STANDIN_VLLM=$(CUDA_VLLM) \
+		$(BIN)/python -m pytest -m long tests/standin $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

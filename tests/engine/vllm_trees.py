@@ -26,14 +26,15 @@ def environment_of(version: str, folder: Path) -> dict[str, str]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     if version == INSTALLED:
         return environment
-    tree = Path(os.environ["HISPARSED_VLLM_TREES"]).absolute() / version / "vllm"
-    over = _over_installed_libraries(tree, folder)
+    over = over_installed_libraries(version, folder)
     path = os.pathsep.join(filter(None, (str(over), os.environ.get("PYTHONPATH"))))
     return {**environment, "PYTHONPATH": path, "VLLM_TARGET_DEVICE": "cpu"}
 
 
-def _over_installed_libraries(tree: Path, folder: Path) -> Path:
-    """A package of ``tree``'s sources and the installed vLLM's compiled parts."""
+def over_installed_libraries(version: str, folder: Path) -> Path:
+    """Makes ``folder`` a place to import the sources of ``version`` from, with the installed
+    vLLM's compiled parts."""
+    tree = Path(os.environ["HISPARSED_VLLM_TREES"]).absolute() / version / "vllm"
     spec = find_spec("vllm")
     assert spec is not None
     assert spec.origin is not None

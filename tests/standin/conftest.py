@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "node")]
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / name) for name in ("standin", "node", "engine")]
 
 if TYPE_CHECKING:
     from standin_node import CudaNode

@@ -6,15 +6,17 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+import pytest
 import serve_process
 from serve_process import NodeFiles, ServeProcess, policy_document, until
+from vllm_trees import INSTALLED, over_installed_libraries, versions
 
 from hisparsed.control.status.document import EngineStatus
 from hisparsed.engine.cuda.model_config import tiny_config
@@ -29,6 +31,8 @@ CARD_BYTES = 19 * 2**20
 SHM = Path("/dev/shm")  # noqa: S108 (the kernel's, not a temporary file)
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).parent / "site"
+MISSING = Path(__file__).parent / "missing"
+"""Packages that the installed vLLM does not need and a newer one does."""
 START_S = 900.0
 """Four processes import vLLM, perhaps on two slow cores."""
 MODEL = {
@@ -39,12 +43,13 @@ MODEL = {
     "num_key_value_heads": 4,
     "q_lora_rank": 64,
     "index_n_heads": 4,
+    "first_k_dense_replace": 7,
 }
 """GLM-5.x in miniature: head sizes, KV rows and index sharing are real, all else is small."""
 
 
 def cuda_files(
-    folder: Path, *, kernels: str = "hisparsed", ranks: int = 2, **changes: Any
+    folder: Path, *, kernels: str = "hisparsed", ranks: int = 2, drafts: int = 0, **changes: Any
 ) -> NodeFiles:
     """The shipped profile of eight H200, scaled to what a small machine holds."""
     model = write_model_folder(folder / "model", MODEL)
@@ -60,6 +65,7 @@ def cuda_files(
             "max_num_batched_tokens": 512,
             "gpu_memory_utilization": 0.9,
             "kernels": kernels,
+            "speculative_tokens": drafts,
         },
         engine_args={"enforce_eager": True, "load_format": "dummy"},
         **changes,
@@ -70,23 +76,48 @@ def cuda_files(
     return files
 
 
-def on_stand_ins(card_bytes: int) -> dict[str, str]:
-    """The environment in which vLLM finds the cards; ``card_bytes``: memory of each."""
+def on_stand_ins(card_bytes: int, folder: Path) -> dict[str, str]:
+    """The environment in which vLLM finds the cards; ``card_bytes``: memory of each.
+
+    ``STANDIN_VLLM`` names another vLLM than the installed one; links to its sources go to
+    ``folder``.
+    """
+    path = [str(ROOT), str(SITE)]
+    version = os.environ.get("STANDIN_VLLM", INSTALLED)
+    if version != INSTALLED:
+        if version not in versions():
+            pytest.skip(f"the sources of vLLM {version} are not there")
+        links = folder / "sources"
+        links.mkdir()
+        path = [str(over_installed_libraries(version, links)), *path, str(MISSING)]
     return {
-        "PYTHONPATH": os.pathsep.join((str(ROOT), str(SITE))),
+        "PYTHONPATH": os.pathsep.join(path),
         "STANDIN_GPU_BYTES": str(card_bytes),
         "OMP_NUM_THREADS": "1",
+        # Before anything imports Triton, whose own functions are made for one or the other.
+        "TRITON_INTERPRET": "1",
     }
 
 
 class CudaNode(ServeProcess):
     """``card_bytes``: memory of each card."""
 
-    def __init__(self, files: NodeFiles, *, card_bytes: int, **environment: str) -> None:
+    def __init__(
+        self,
+        files: NodeFiles,
+        *,
+        card_bytes: int,
+        program: Sequence[str] = ("-m", "hisparsed"),
+        **environment: str,
+    ) -> None:
         self.evidence = files.folder / "evidence"
         self.evidence.mkdir()
         super().__init__(
-            files, **on_stand_ins(card_bytes), STANDIN_EVIDENCE=str(self.evidence), **environment
+            files,
+            program=program,
+            **on_stand_ins(card_bytes, files.folder),
+            STANDIN_EVIDENCE=str(self.evidence),
+            **environment,
         )
         self.http.timeout = httpx.Timeout(300.0)
 
@@ -123,18 +154,24 @@ class CudaNode(ServeProcess):
         named = {name for one in self.workers() for name in one.get("regions", ())}
         return [path for path in (SHM / name for name in sorted(named)) if path.exists()]
 
-    def external_hits(self) -> float:
-        """Prompt tokens whose indexer KV came back from the offload pool."""
+    def counter(self, name: str) -> float:
+        """One of vLLM's."""
         page = self.http.get("/metrics").text
-        (found,) = re.findall(
-            r"^vllm:external_prefix_cache_hits_total\{.*\} (.+)$", page, re.MULTILINE
-        )
+        (found,) = re.findall(rf"^vllm:{name}_total\{{.*\}} (.+)$", page, re.MULTILINE)
         return float(found)
+
+    def external_hits(self) -> float:
+        """Prompt tokens whose indexer KV came back from the offload pool, or another node."""
+        return self.counter("external_prefix_cache_hits")
 
     def workers(self) -> list[dict[str, Any]]:
         """What each worker process did, dead ones too."""
         found = [json.loads(path.read_text()) for path in sorted(self.evidence.glob("*.json"))]
         return [one for one in found if one.get("role") == "worker"]
+
+    def spawned(self) -> list[bool]:
+        """Of each worker: whether it began as a program of its own, not as a copy of the daemon."""
+        return [any("spawn_main" in word for word in one["began_with"]) for one in self.workers()]
 
     def keep_evidence(self) -> None:
         """Copy it to where ``STANDIN_CALLS`` says, for `worker_table.py`."""

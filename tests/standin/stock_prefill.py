@@ -50,7 +50,7 @@ class StockPrefill:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env=plain_environment()
-                | on_stand_ins(CARD_BYTES)
+                | on_stand_ins(CARD_BYTES, folder)
                 # vLLM alone: none of our plug-ins.
                 | {"VLLM_PLUGINS": "standin_gpu", "VLLM_NO_USAGE_STATS": "1"}
                 | {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1"}

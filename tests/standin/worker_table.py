@@ -60,7 +60,7 @@ STOOD_IN = {
     "hisparsed": "resolver and gather by the C++ backend instead of Triton's",
 }
 ONLY_A_CARD = {
-    "worker and model runner": "CUDA graphs, memory profiling, NCCL, warm-up, drafts",
+    "worker and model runner": "CUDA graphs, memory profiling, NCCL, warm-up",
     "KV cache: planning, allocation, binding": "pinning",
     "HiSparse data plane": "order between streams and between ranks' events, PCIe",
     "connectors and offloading": "asynchronous copies, several registrations",

@@ -107,7 +107,12 @@ class nixl_agent:  # noqa: N801 (NIXL's name)
     def get_xfer_descs(self, rows: Any, kind: str) -> _Descriptors:
         return _Descriptors(kind, np.asarray(rows, dtype=np.uint64).reshape(-1, 3))
 
-    def prep_xfer_dlist(self, agent: str, descriptors: _Descriptors) -> int:
+    def prep_xfer_dlist(
+        self, agent: str, descriptors: _Descriptors | Any, mem_type: str | None = None
+    ) -> int:
+        """With ``mem_type``, as vLLM calls it since 0.33, ``descriptors`` are series."""
+        if mem_type is not None:
+            descriptors = _Descriptors(mem_type, _each(np.asarray(descriptors, dtype=np.uint64)))
         owner = self._own if agent == _LOCAL else self._peers[agent]
         owner.require_registered(descriptors)
         handle = self._next()
@@ -200,6 +205,15 @@ class nixl_agent:  # noqa: N801 (NIXL's name)
     def _next(self) -> int:
         self._handles += 1
         return self._handles
+
+
+def _each(series: Any) -> Any:
+    """Rows of address, bytes, device, stride and count, one row for each that they count."""
+    counts = series[:, 4].astype(np.int64)
+    rows = np.repeat(series[:, :3], counts, axis=0)
+    number = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows[:, 0] += number.astype(np.uint64) * np.repeat(series[:, 3], counts)
+    return rows
 
 
 def _address(name: str) -> str:

@@ -13,7 +13,6 @@ import sys
 
 def register() -> str:
     """Entry point of group ``vllm.platform_plugins``: the platform's class, by name."""
-    os.environ["TRITON_INTERPRET"] = "1"
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     from standin_gpu.device import pretend

@@ -226,6 +226,7 @@ def concat_and_cache_mla(
     slot_mapping: torch.Tensor,
     kv_cache_dtype: str,
     scale: torch.Tensor,
+    skip_scale: bool = False,
 ) -> None:
     if kv_cache_dtype != "fp8_ds_mla":
         raise RuntimeError(f"the stand-in writes fp8_ds_mla rows only, not {kv_cache_dtype}")
@@ -407,10 +408,24 @@ def cp_gather_indexer_k_quant_cache(
 
 
 def fp8_fp4_mqa_logits(
-    q: Any, kv: Any, weights: torch.Tensor, starts: Any, ends: Any, clean_logits: bool
+    q: Any,
+    kv: Any,
+    weights: torch.Tensor,
+    starts: torch.Tensor,
+    ends: torch.Tensor,
+    longest: int = 0,
+    *,
+    clean_logits: bool = False,
 ) -> torch.Tensor:
+    """A column a key; since 0.33 of each row's own keys, of which one has ``longest`` at most."""
     keys = (kv[0].float() * kv[1].view(-1, 1)).double().nan_to_num_(0.0)
-    return _scores(q[0].float(), keys, weights)
+    scores = _scores(q[0].float(), keys, weights)
+    if not longest:
+        return scores
+    own = torch.full((scores.shape[0], longest), -math.inf)
+    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        own[row, : end - start] = scores[row, start:end]
+    return own
 
 
 def top_k_per_row_prefill(
@@ -443,7 +458,7 @@ def fp8_fp4_paged_mqa_logits(
     tables: torch.Tensor,
     schedule: Any,
     max_model_len: int,
-    clean_logits: bool,
+    clean_logits: bool = False,
     indices: Any = None,
 ) -> torch.Tensor:
     values = q[0]
@@ -615,13 +630,15 @@ def convert_req_index_to_global_index(
     return_valid_counts: bool = False,
     out: torch.Tensor | None = None,
     valid_counts_out: torch.Tensor | None = None,
+    idx_mapping: torch.Tensor | None = None,
     **_: Any,
 ) -> Any:
     stride = BLOCK_SIZE if BLOCK_STRIDE_ROWS is None else BLOCK_STRIDE_ROWS
     tokens = token_indices.long()
     pages = tokens.clamp(min=0) // BLOCK_SIZE
     invalid = (tokens < 0) | (pages >= block_table.shape[1])
-    rows = block_table.long()[req_id.long().clamp(min=0)]
+    requests = req_id.long().clamp(min=0)
+    rows = block_table.long()[requests if idx_mapping is None else idx_mapping.long()[requests]]
     found = torch.gather(rows, 1, pages.clamp(max=block_table.shape[1] - 1))
     result = found * stride + tokens % BLOCK_SIZE
     if HAS_PREFILL_WORKSPACE and prefill_workspace_request_ids is not None:

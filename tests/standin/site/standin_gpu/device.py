@@ -310,5 +310,9 @@ class AnythingGoes(types.ModuleType):
 
 
 def missing_extensions() -> None:
-    for name in ("vllm._C_stable_libtorch", "vllm.vllm_flash_attn"):
+    for name in (
+        "vllm._C_stable_libtorch",
+        "vllm.vllm_flash_attn",
+        "vllm.compilation.passes.pass_manager",
+    ):
         sys.modules.setdefault(name, AnythingGoes(name))

@@ -101,6 +101,8 @@ def install() -> None:
         "vllm.utils.torch_utils",
         "vllm.v1.worker.gpu.buffer_utils",
     )
+    # Top-k and top-p by torch: the interpreter does not run that kernel of 0.33.
+    _replace("HAS_TRITON", False, "vllm.v1.sample.ops.topk_topp_sampler")
     _replace("kernel_warmup", lambda worker: None, "vllm.v1.worker.gpu_worker")
     _replace(
         "fused_embed_norm",
@@ -111,10 +113,30 @@ def install() -> None:
     for name in ("gather_block_tables", "compute_slot_mappings"):
         _replace(f"_{name}_kernel", getattr(triton_kernels, name), "vllm.v1.worker.gpu.block_table")
     triton_kernels.quick_interpreter()
+    _draft_the_last_token()
     _name_regions()
     _count_chunk_batches()
     _exact_products()
     _weights()
+
+
+def _draft_the_last_token() -> None:
+    """Drafts that are sometimes right: random weights would never be.
+
+    The MTP layer runs all the same, and writes its rows.
+    """
+    from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
+
+    propose = MTPSpeculator.propose
+
+    def proposed(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        drafts = propose(self, *args, **kwargs)
+        if not kwargs.get("dummy_run"):
+            batch, last_sampled = args[0], args[7]
+            drafts.copy_(last_sampled.flatten()[batch.idx_mapping.long()][:, None])
+        return drafts
+
+    MTPSpeculator.propose = proposed
 
 
 @functools.cache

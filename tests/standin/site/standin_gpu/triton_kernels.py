@@ -39,8 +39,13 @@ def gather_block_tables(
     counts: torch.Tensor,
     counts_stride: int,
     requests: int,
+    *_window: torch.Tensor,
+    MASK_SLIDING_WINDOW: bool = False,  # noqa: N803 (vLLM's name)
     **_: Any,
 ) -> None:
+    """``_window``: since 0.33."""
+    if MASK_SLIDING_WINDOW:
+        raise RuntimeError("the stand-in knows no sliding window")
     rows = batch.tolist()
     addresses = zip(sources.tolist(), targets.tolist(), strides.tolist(), strict=True)
     for group, (source, target, stride) in enumerate(addresses):
