@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -63,10 +63,39 @@ async def start_session(
     settled = await _settle(node, values, stop)
     engine = await _launch(node, settled, node.folder / str(number), stop)
     try:
-        return await _begin(node, settled.values, engine)
-    except BaseException:
+        return await while_it_lives(
+            _begin(node, settled.values, engine), engine.handle.is_alive, stop
+        )
+    except BaseException as error:
         await engine.stop(kill=False)
+        if isinstance(error, EngineStartError):
+            raise _with_processes(error, engine.processes) from error
         raise
+
+
+async def while_it_lives(
+    beginning: Coroutine[Any, Any, EngineSession], is_alive: Callable[[], bool], stop: asyncio.Event
+) -> EngineSession:
+    """What ``beginning`` returns. vLLM's own calls in it wait for ever for an engine that has died.
+
+    Raises ``EngineStartError`` where it has, and ``StoppedWhileStarting`` once ``stop`` is set.
+    """
+    begun = asyncio.create_task(beginning)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        ends: set[asyncio.Future[Any]] = {begun, stopping}
+        while not begun.done() and not stopping.done() and is_alive():
+            await asyncio.wait(ends, timeout=_LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done() and not begun.done():
+            raise StoppedWhileStarting
+        error = begun.exception() if begun.done() else None
+        if not is_alive() and (error is not None or not begun.done()):
+            raise EngineStartError("the engine core ended before it served") from error
+        return begun.result()
+    finally:
+        stopping.cancel()
+        begun.cancel()
+        await asyncio.gather(begun, return_exceptions=True)
 
 
 async def _settle(node: Node, values: EngineValues, stop: asyncio.Event) -> Settled:
