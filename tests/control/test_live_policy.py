@@ -116,7 +116,7 @@ async def test_a_value_ends_by_itself_at_the_next_tick(node: Any) -> None:
     assert node.source.active.generation == 3
     assert kinds(node)[-2:] == ["value-set", "value-expired"]
     (event, *_) = node.journal.recent_events(1)
-    assert "rebalance.cool_down = 7s, set by ann, is over" in event.sentence
+    assert "rebalance.cool_down = 7s, set by ann, has ended" in event.sentence
 
 
 async def test_the_tick_decides_with_what_was_set(node: Any) -> None:
