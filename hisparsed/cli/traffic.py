@@ -162,7 +162,7 @@ def _run_demo(
         concurrency=concurrency,
         calls_s=parse_duration_s("--for", run_for) if run_for else None,
         seed=seed,
-        view=not plain and not as_json and sys.stdin.isatty() and sys.stdout.isatty(),
+        view=not plain and not as_json and _has_terminal(),
     )
 
     def say(line: str) -> None:
@@ -178,6 +178,18 @@ def _run_demo(
         print(json.dumps(document))  # noqa: T201 (the result)
     failed = document["failed"] or document["policy_off"]["failed"]
     return 1 if failed or document["token_differences"] else 0
+
+
+def _has_terminal() -> bool:
+    """Whether a terminal is ours to draw on: a process in the background would be stopped."""
+    import os
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:  # a terminal without job control
+        return True
 
 
 def soak(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from pathlib import Path
 
 import pytest
 from textual.widgets import Static
 
+from hisparsed.cli.traffic import _has_terminal
 from hisparsed.demo.screen import DemoApp, Left
 from hisparsed.tui.app import FleetScreen, NodeScreen
 from hisparsed.tui.client import NodeClient
@@ -58,3 +62,24 @@ async def test_how_the_view_was_left(tmp_path: Path, key: str, left: Left) -> No
         await pilot.pause()
         assert not app.is_running
     assert app.left is left
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("foreground", "shown"), [(True, True), (False, False)])
+def test_a_demo_in_the_background_draws_nothing(
+    monkeypatch: pytest.MonkeyPatch, foreground: bool, shown: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    group = os.getpgrp() if foreground else os.getpgrp() + 1
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: group)
+    assert _has_terminal() is shown
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert not _has_terminal()
