@@ -52,7 +52,7 @@ def test_preempted_calls_get_the_same_tokens(mortal: CudaNode) -> None:
     assert mortal.observed().requests.preemptions_total > before
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=in_work)])
+@pytest.mark.parametrize("rank", [1, 0])
 def test_a_rank_that_dies_is_a_restart_with_its_reason(
     mortal: CudaNode, expected: list[list[int]], rank: int
 ) -> None:
