@@ -139,11 +139,10 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             raise ReleaseError(f"`hisparsed serve` ended with {process.returncode}")
         try:
-            ask(f"{url}/readyz")
-        except (OSError, ValueError):
+            with urllib.request.urlopen(f"{url}/health", timeout=10):
+                return
+        except OSError:
             time.sleep(0.5)
-        else:
-            return
     raise ReleaseError(f"`hisparsed serve` was not ready within {START_S} s")
 
 
@@ -157,8 +156,15 @@ def serve_once(bin_folder: Path, version: str) -> None:
         document = folder / "hisparsed.yaml"
         document.write_text(
             "node: reference\nhost_budget: 64MiB\nstate_dir: state\n"
-            f"control_socket: control.sock\nlisten: 127.0.0.1:{port}\n"
+            f"control_socket: control.sock\napi: {{host: 127.0.0.1, port: {port}}}\n"
+            f"metrics: {{host: 127.0.0.1, port: {free_port()}}}\n"
         )
+        code = "from hisparsed.config.node import shipped_config as s; print(s('policy.yaml'))"
+        shipped = subprocess.run(
+            [str(bin_folder / "python"), "-c", code],
+            cwd=folder, env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        shutil.copy(shipped.stdout.strip(), folder / "policy.yaml")
         hisparsed = str(bin_folder / "hisparsed")
         log = (folder / "log").open("wb")
         process = subprocess.Popen(
