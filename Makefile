@@ -33,7 +33,7 @@ hash = $(firstword $(shell cat $(1) 2>/dev/null | sha256sum))
 PLACE_STAMP := $(VENV)/.stamp-python-$(firstword $(shell echo "$(CURDIR)" | sha256sum))
 RUNTIME_STAMP := $(VENV)/.stamp-runtime-$(call hash,requirements-cpu.txt)
 DEV_STAMP := $(VENV)/.stamp-dev-$(call hash,$(LOCKS))
-PROJECT_STAMP := $(VENV)/.stamp-project-$(call hash,pyproject.toml $(wildcard setup.py) \
+PROJECT_STAMP := $(VENV)/.stamp-project-$(call hash,pyproject.toml hisparsed/__init__.py $(wildcard setup.py) \
 	$(sort $(wildcard kernels/*.cpp kernels/*.h kernels/*/*.cpp kernels/*/*.h)))
 
 # An interrupted pip can leave half a package that it later takes for whole, so what was not finished

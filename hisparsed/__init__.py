@@ -3,4 +3,4 @@
 Embeds vLLM with HiSparse. Importing this package imports neither vLLM nor torch.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
