@@ -89,16 +89,16 @@ def test_a_shrink_between_lookup_and_load_waits_for_the_end_of_the_pass(
     workers.admit(text(200, seed=1), 2)
     workers.run()
     forget_gpu_pages(workers)
-    offload, lookup = workers.host.offload, workers.host.offload.lookup
+    offload, look_up = workers.host.offload, workers.host.offload.prefix
     shrunk = []
 
     def look_up_then_shrink(*arguments: Any) -> Any:
-        result = lookup(*arguments)
-        if result.name == "HIT" and not shrunk:
+        result = look_up(*arguments)
+        if result and not shrunk:
             shrunk.append(apply(engine, {"offload_target_blocks": 0})["lent_blocks"])
         return result
 
-    monkeypatch.setattr(offload, "lookup", look_up_then_shrink)
+    monkeypatch.setattr(offload, "prefix", look_up_then_shrink)
     workers.admit(text(200, seed=1), 2)
     workers.hold_offload = True
     workers.step()
