@@ -58,7 +58,8 @@ def spawned(node: ServeProcess) -> Iterator[psutil.Process]:
                 yield one
 
 
-@pytest.mark.parametrize("begins", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("begins", [False, True])
 def test_an_engine_that_is_stopped_when_its_daemon_is_killed_outlives_no_sweep(
     folder: Path, begins: bool
 ) -> None:

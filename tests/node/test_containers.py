@@ -82,6 +82,7 @@ def test_a_variable_that_vllm_cannot_read_is_named_before_an_engine_starts(
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_the_last_line_of_a_failed_start_says_why_and_where_more_is(
     files: NodeFiles, tmp_path: Path
 ) -> None:

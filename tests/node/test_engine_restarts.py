@@ -38,7 +38,7 @@ from hisparsed.control.journal.store import FILE_NAME
 from hisparsed.control.status.document import EngineStatus
 from hisparsed.node.resources import noted_folder
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
 SUPERVISION = {
     "most_restarts": 3,
@@ -218,7 +218,6 @@ def test_before_the_first_engine_serves_the_node_answers_for_itself(
     assert post(node, "/v1/engine/restart").json()["error"]["code"] == "engine_busy"
 
 
-@pytest.mark.long
 def test_a_first_engine_that_is_killed_while_it_starts_is_started_again(
     starting: ServeProcess,
 ) -> None:
@@ -297,7 +296,6 @@ def test_a_killed_engine_is_replaced_and_nothing_is_lost(
     assert manager.having("WATCHDOG_USEC")[-1] == "4000000"
 
 
-@pytest.mark.long
 def test_an_executor_that_raises_is_replaced(daemon: ServeProcess, faults: Faults) -> None:
     node, before = daemon, life(daemon)
     faults.begin(RAISE)
@@ -321,7 +319,6 @@ def test_a_step_that_compiles_is_not_taken_for_hung(daemon: ServeProcess, faults
     assert life(daemon).died_total == before.died_total
 
 
-@pytest.mark.long
 def test_an_engine_that_hangs_is_killed_and_replaced(daemon: ServeProcess) -> None:
     node, before, engine = daemon, life(daemon), daemon.engine()
     with beside(node, LONG_ANSWER) as whole:
@@ -366,7 +363,6 @@ def test_a_planned_restart_drains_and_puts_pending_values_in_force(daemon: Serve
     assert pending() == []
 
 
-@pytest.mark.long
 def test_values_that_do_not_start_are_quarantined_and_the_last_good_ones_serve(
     daemon: ServeProcess,
 ) -> None:
@@ -391,7 +387,6 @@ def test_values_that_do_not_start_are_quarantined_and_the_last_good_ones_serve(
     complete(node.http, PROMPT, 4)
 
 
-@pytest.mark.long
 def test_too_many_deaths_end_the_daemon_and_the_next_one_knows_the_last_good_values(
     daemon: ServeProcess,
 ) -> None:

@@ -42,6 +42,7 @@ def test_sigterm_while_the_control_socket_is_made_leaves_none(
     node.assert_nothing_left()
 
 
+@pytest.mark.long
 def test_sigterm_while_the_engine_starts_leaves_nothing(files: NodeFiles, start: Start) -> None:
     node = start(files)
     until("the engine core starts", node.children, timeout_s=START_S)
