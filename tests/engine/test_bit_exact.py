@@ -140,6 +140,7 @@ def test_a_small_slab_gives_the_same_tokens_and_pages_that_leave_the_gpu_move_no
     assert hot["references_total"] == sum(hot[kind] for kind in kinds)
 
 
+@pytest.mark.long
 def test_without_it_decode_rows_move_with_their_page(
     ample: Run, eager: tuple[Run, Any], lazy: tuple[Run, Any]
 ) -> None:

@@ -59,7 +59,8 @@ def held_blocks(engine: Any) -> dict[str, int]:
     return held
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1])
 def test_leases_changed_at_random_give_the_same_tokens(folder: Path, ample: Run, seed: int) -> None:
     engine = build_engine(folder, SMALL_SLAB)
     apply(engine, {"offload_target_blocks": 400, "multiplier": 2.0})

@@ -63,6 +63,7 @@ def test_an_engine_that_differs_from_itself_with_room_proves_nothing(
         compare(engine, CALLS)
 
 
+@pytest.mark.long
 def test_steps_of_another_shape_prove_nothing(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     play = gpu_tokens.play
 
@@ -85,6 +86,7 @@ def salted(patch: pytest.MonkeyPatch, name: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_round_that_stays_on_the_gpu_is_no_proof(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

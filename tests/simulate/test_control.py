@@ -108,7 +108,8 @@ def test_long_calls_take_turns_where_they_may_wait() -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("when_full", ["wait", pytest.param("refuse", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("when_full", ["wait", "refuse"])
 def test_sessions_held_back_are_served_in_the_end(tmp_path: Path, when_full: str) -> None:
     node = small_node(engine={"max_num_seqs": 2})
     traffic = (Traffic(TraceSessions(agents(9, 2), 64), 9),)

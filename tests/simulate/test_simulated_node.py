@@ -143,6 +143,7 @@ def summary(measures: Measures) -> PolicyResult:
     return summarise("p", 6, 0, measures, scale=Fraction(1), copy_bandwidth=5e10, limits=Limits())
 
 
+@pytest.mark.long
 def test_equal_seeds_give_equal_runs_without_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +168,7 @@ def test_stock_vllm_moves_nothing(tmp_path: Path) -> None:
     assert finished_calls(measures)
 
 
+@pytest.mark.long
 def test_without_hisparse_all_kv_is_on_the_gpu_and_prefixes_come_back(tmp_path: Path) -> None:
     assert summary(run(tmp_path, "standard")).prefix_hit_tokens > 0
     node = started(tmp_path, hisparse=False)
@@ -176,6 +178,7 @@ def test_without_hisparse_all_kv_is_on_the_gpu_and_prefixes_come_back(tmp_path: 
     node.shutdown()
 
 
+@pytest.mark.long
 def test_a_fixed_split_stays_where_it_is_put(tmp_path: Path) -> None:
     measures = run(tmp_path, "policy,pools.hisparse=60%")
     shares = {
@@ -192,6 +195,7 @@ def test_too_small_an_offload_pool_costs_prefixes(tmp_path: Path) -> None:
     assert tiny.prefix_hit_tokens < ample.prefix_hit_tokens / 2
 
 
+@pytest.mark.long
 def test_traffic_that_changes_kind_reaches_the_node(tmp_path: Path) -> None:
     change = (
         Traffic(TraceSessions(agents(6, 6), 64), 6, until_s=20.0),

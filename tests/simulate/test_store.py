@@ -79,8 +79,9 @@ def test_one_copy_leaves_stock_vllm_as_many_more_chunks() -> None:
     assert one / eight == pytest.approx(padded, rel=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.engine
-@pytest.mark.parametrize("name", [pytest.param("stock", marks=pytest.mark.long), "policy"])
+@pytest.mark.parametrize("name", ["stock", "policy"])
 def test_a_budget_of_its_own_is_what_a_policy_runs_with(tmp_path: Path, name: str) -> None:
     plain, twice = (
         run(tmp_path, spec, duration_s=15.0, warmup_s=5.0)

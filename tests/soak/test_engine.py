@@ -63,6 +63,7 @@ def test_random_moves_lose_nothing(first: Soak) -> None:
     json.dumps([move.payload for move in first.moves_made])
 
 
+@pytest.mark.long
 def test_rows_that_do_not_reach_the_host_show_as_token_differences(
     again: Soak, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -315,6 +315,7 @@ def test_lent_blocks_are_not_in_use_to_vllms_gauges(engine: Any, workers: Script
     assert 0 < usage < 1
 
 
+@pytest.mark.long
 @pytest.mark.examples
 def test_resets_and_moves_at_random_change_no_token(tmp_path: Path) -> None:
     shape = EngineShape(gpu_blocks=420, host_budget_bytes=20 << 20, ack_lag_steps=3)

@@ -13,7 +13,7 @@ from vllm_trees import INSTALLED, environment_of, versions
 
 PROGRAM = Path(__file__).parents[1] / "put_off_loads.py"
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("version", versions())

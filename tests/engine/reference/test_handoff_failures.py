@@ -182,6 +182,7 @@ def test_rows_of_another_prompt_are_refused(
     assert "not those of the reader's prompt" in failures_logged(caplog)[0]
 
 
+@pytest.mark.long
 def test_rows_of_another_model_are_refused(
     folder: Path, on_one_node: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,6 +245,7 @@ def test_a_prefix_that_nobody_reads_is_freed_after_its_lease(
     assert sum("was not read within 3 s" in text for text in caplog.messages) == 1
 
 
+@pytest.mark.long
 def test_waiting_offers_do_not_starve_calls_that_run(folder: Path) -> None:
     with nodes_of(folder, lease_s=3600.0) as nodes:
         prompts = {f"call-{n}": [(n + token) % 90 + 33 for token in PROMPT] for n in range(10)}

@@ -148,7 +148,8 @@ def test_rejected_rows_never_reach_the_host_where_pages_are_copied_whole(
     assert core_of(engine).model_executor._connectors.spilled_pages > 0
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1])
 def test_moving_everything_at_random_gives_the_same_tokens(
     folder: Path, one_by_one: Run, seed: int
 ) -> None:
