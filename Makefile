@@ -82,12 +82,11 @@ fuzz: setup
 crash: setup
 	@$(BIN)/python -m tests.crash $(ARGS)
 
-# Workers of a stand-in node spin while they wait, so its tests have the machine for themselves.
 test-long: setup
 	@$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile --ignore tests/standin $(ARGS)
-	@$(BIN)/python -m pytest -m long tests/standin $(ARGS)
 
-# Once more on the vLLM of the CUDA lock: its Python over the installed one's compiled parts.
+# A command of its own: workers of a stand-in node spin while they wait, so these tests have the
+# machine for themselves, and take longer than all others. Once more on the vLLM of the CUDA lock: its Python over the installed one's compiled parts.
 CUDA_VLLM = $(shell sed -n 's/^vllm==\([0-9.]*\).*/\1/p' requirements-cuda.txt)
 
 standin: setup
