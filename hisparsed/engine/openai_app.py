@@ -27,7 +27,7 @@ KEY = "frontend_args"
 _OURS: Mapping[str, Any] = {
     # They carry the prefix hits that operators and the replay look at.
     "enable_prompt_tokens_details": True,
-    # Before 0.33 vLLM lets pages of any site call the node.
+    # Before 0.32 vLLM lets pages of any site call the node.
     "allowed_origins": [],
     "disable_uvicorn_access_log": True,
 }
