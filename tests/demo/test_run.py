@@ -61,6 +61,8 @@ def test_an_interrupted_demo_says_so_and_leaves_nothing(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # As in a terminal: what runs in the background of a shell ignores the interrupt.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as demo:
         assert demo.stdout is not None
         said = ""
