@@ -109,7 +109,7 @@ def test_the_last_line_of_a_failed_start_says_why_and_where_more_is(
 @pytest.mark.skipif(
     shutil.which("unshare") is None or os.geteuid() != 0, reason="needs a name space of its own"
 )
-@pytest.mark.parametrize("after_s", [0.4, 1.5])
+@pytest.mark.parametrize("after_s", [0.4, pytest.param(1.5, marks=pytest.mark.long)])
 def test_a_signal_that_comes_early_is_not_lost_on_process_1(
     files: NodeFiles, after_s: float
 ) -> None:

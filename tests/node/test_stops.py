@@ -31,6 +31,7 @@ LONG_ANSWER = 800
 """Tokens; some seconds of generation, which each test cuts short or waits for."""
 
 
+@pytest.mark.long
 def test_sigterm_while_the_control_socket_is_made_leaves_none(
     files: NodeFiles, start: Start
 ) -> None:

@@ -77,10 +77,11 @@ class _Shown:
 
 def _folded(entries: Iterable[Document]) -> list[_Shown]:
     """Repeated ones at the place of the latest."""
-    found: dict[tuple[object, ...], _Shown] = {}
+    found: dict[tuple[str, ...], _Shown] = {}
     for entry in entries:
         shape = _NUMBERS.sub("#", text(entry, "text") or "")[:_SHAPE]
-        key = (entry.get("source"), entry.get("logger"), entry.get("level"), shape)
+        # Text, since a node of another version may say anything, and lists have no place in a key.
+        key = (*(str(entry.get(name)) for name in ("source", "logger", "level")), shape)
         before = found.pop(key, None)
         count = 1 if before is None else before.count + 1
         first_s = number(entry, "at_unix_s") if before is None else before.first_s

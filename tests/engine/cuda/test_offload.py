@@ -356,6 +356,7 @@ def test_the_ranges_that_vllm_registers_cut_no_slice() -> None:
         require_whole_slices(host, [(base, registrations[0][1] + 656), *moved])
 
 
+@pytest.mark.long
 def test_conversations_on_these_copies_give_the_reference_nodes_tokens(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ async def on_stand_in(monkeypatch: pytest.MonkeyPatch, *faults: str) -> list[Pro
     return [proof for proofs in await asyncio.gather(*asked) for proof in proofs]
 
 
+@pytest.mark.long
 @pytest.mark.engine
 async def test_the_process_finds_what_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
     (wrong,) = await on_stand_in(monkeypatch, "wrong")

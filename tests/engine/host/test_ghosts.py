@@ -19,12 +19,11 @@ from hisparsed.policy.decisions import Reason
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import AdmissionOrder, AdmissionRules, Lever
-from tests.examples import examples
 
 pytestmark = pytest.mark.engine
 
 HOST_BLOCK_BYTES = 16_384
-PREFIX_TOKENS, CALLS = 112, examples(80, 140)
+PREFIX_TOKENS, CALLS = 112, 140
 
 
 class Node:
@@ -68,7 +67,7 @@ class Node:
         return core_of(self.engine).scheduler.hisparsed.ghosts._ghosts
 
 
-@pytest.mark.examples
+@pytest.mark.long
 def test_hisparse_ghosts_are_exactly_what_a_larger_pool_serves(tmp_path: Path) -> None:
     small = Node(tmp_path, hisparse=70, lent=26)
     large = Node(tmp_path, hisparse=74, lent=26)

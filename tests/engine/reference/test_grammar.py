@@ -200,7 +200,10 @@ def test_every_answer_under_a_grammar_ends_and_is_what_was_asked_for(
 @pytest.mark.engine
 @pytest.mark.parametrize(
     "shape",
-    [EngineShape(speculative_tokens=3), EngineShape(max_num_batched_tokens=32)],
+    [
+        EngineShape(speculative_tokens=3),
+        pytest.param(EngineShape(max_num_batched_tokens=32), marks=pytest.mark.long),
+    ],
     ids=["drafts", "small chunks"],
 )
 def test_the_same_tokens_and_log_probabilities_however_steps_are_cut(

@@ -25,7 +25,7 @@ SHAPE = EngineShape(
 )
 
 
-@pytest.mark.parametrize("tokens", [512, 768])
+@pytest.mark.parametrize("tokens", [512, pytest.param(768, marks=pytest.mark.long)])
 def test_one_longest_call_never_preempts_itself(tmp_path: Path, tokens: int) -> None:
     reference = ReferenceConfig(
         index_topk=TOPK,
