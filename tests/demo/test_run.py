@@ -76,5 +76,5 @@ def test_an_interrupted_demo_says_so_and_leaves_nothing(
     assert "Interrupted: the demo has ended, and nothing of it runs on." in rest
     assert "Traceback" not in rest
     assert len(begun) >= processes
-    _, alive = psutil.wait_procs(begun, timeout=5)
+    _, alive = psutil.wait_procs(begun, timeout=30)
     assert not alive
