@@ -26,21 +26,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = (".cpp", ".h")
-"""Only the sdist compiles; the wheel has them too, for who reads the kernels."""
 START_S = 300
 STOP_S = 60
 
 
 class ReleaseError(Exception):
-    """What the release is not."""
+    """The release is wrong; the message says how."""
 
 
 def expected_files(tracked: Iterable[str], folders: Mapping[str, str]) -> set[str]:
     """Paths in a wheel, from tracked files and `package-dir` of pyproject.toml."""
     found = set()
     for path in map(PurePosixPath, tracked):
-        # The longest folder wins: hisparsed/etc is a link to etc.
         for package, folder in folders.items():
             if path.is_relative_to(folder):
                 found.add(str(PurePosixPath(package.replace(".", "/")) / path.relative_to(folder)))
@@ -99,10 +96,10 @@ def build(dist: Path) -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "source"
-        for name in git("ls-files", "-z"):
-            if (ROOT / name).exists() or (ROOT / name).is_symlink():
-                (source / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
+        tracked = tracked_files()
+        for name in tracked:
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
         sdist = call_backend(source, "build_sdist", dist.resolve())
         with tarfile.open(sdist) as packed:
             packed.extractall(scratch, filter="data")
@@ -113,7 +110,7 @@ def build(dist: Path) -> None:
         (points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
         text = packed_wheel.read(points).decode()
     folders = pyproject["tool"]["setuptools"]["package-dir"]
-    wrong = compare(names, expected_files(tracked_files(), folders))
+    wrong = compare(names, expected_files(tracked, folders))
     wrong += compare_entry_points(text, pyproject["project"])
     if wrong:
         raise ReleaseError("\n".join(wrong))
