@@ -62,31 +62,12 @@ def oracle(rehearse: bool) -> Figures:
     sys.path.insert(0, str(TESTS / "kernels"))
     import torch
     from lockstep import Shape, compare_outputs
-    from oracle import Oracle, OracleRow
 
-    from hisparsed.kernels.api import Geometry, Resolution, ResolverState, reset, resolve
+    from hisparsed.kernels.api import Resolution, reset, resolve
     from hisparsed.kernels.api import set_capacity as shrink_or_grow
 
     device, rng, shape = device_of(rehearse), random.Random(5), Shape()
-    truth = Oracle(
-        rows=[OracleRow() for _ in range(shape.states)],
-        max_capacity=shape.capacity,
-        max_positions=shape.positions,
-        sample_period=shape.sample_period,
-        ghost_every=shape.ghost_every,
-        block_size=shape.block_size,
-        attention_block_stride=shape.stride,
-        host_blocks=shape.host_blocks,
-    )
-    geometry = Geometry(shape.block_size, shape.stride, shape.slab_blocks, shape.host_blocks)
-    state = ResolverState.create(
-        shape.states,
-        shape.capacity,
-        shape.positions,
-        sample_period=shape.sample_period,
-        ghost_every=shape.ghost_every,
-        device=device,
-    )
+    truth, geometry, state = shape.oracle(), shape.geometry(), shape.state(device)
 
     def ints(data: Any) -> Any:
         return torch.tensor(data, dtype=torch.int32, device=device)

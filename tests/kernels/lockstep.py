@@ -50,6 +50,38 @@ class Shape:
     def hot_blocks(self) -> int:
         return -(-self.capacity // self.block_size)
 
+    def oracle(self) -> Oracle:
+        return Oracle(
+            rows=[OracleRow() for _ in range(self.states)],
+            max_capacity=self.capacity,
+            max_positions=self.positions,
+            sample_period=self.sample_period,
+            ghost_every=self.ghost_every,
+            block_size=self.block_size,
+            attention_block_stride=self.stride,
+            host_blocks=self.host_blocks,
+            resident_by_state=self.resident_by_state,
+        )
+
+    def geometry(self) -> Geometry:
+        return Geometry(
+            block_size=self.block_size,
+            attention_block_stride=self.stride,
+            slab_blocks=self.slab_blocks,
+            host_blocks=self.host_blocks,
+            resident_by_state=self.resident_by_state,
+        )
+
+    def state(self, device: str | torch.device = "cpu") -> ResolverState:
+        return ResolverState.create(
+            self.states,
+            self.capacity,
+            self.positions,
+            sample_period=self.sample_period,
+            ghost_every=self.ghost_every,
+            device=device,
+        )
+
 
 @dataclass
 class Lockstep:
@@ -60,35 +92,9 @@ class Lockstep:
     states: dict[str, ResolverState] = field(init=False)
 
     def __post_init__(self) -> None:
-        shape = self.shape
-        self.oracle = Oracle(
-            rows=[OracleRow() for _ in range(shape.states)],
-            max_capacity=shape.capacity,
-            max_positions=shape.positions,
-            sample_period=shape.sample_period,
-            ghost_every=shape.ghost_every,
-            block_size=shape.block_size,
-            attention_block_stride=shape.stride,
-            host_blocks=shape.host_blocks,
-            resident_by_state=shape.resident_by_state,
-        )
-        self.geometry = Geometry(
-            block_size=shape.block_size,
-            attention_block_stride=shape.stride,
-            slab_blocks=shape.slab_blocks,
-            host_blocks=shape.host_blocks,
-            resident_by_state=shape.resident_by_state,
-        )
-        self.states = {
-            name: ResolverState.create(
-                shape.states,
-                shape.capacity,
-                shape.positions,
-                sample_period=shape.sample_period,
-                ghost_every=shape.ghost_every,
-            )
-            for name in BACKENDS
-        }
+        self.oracle = self.shape.oracle()
+        self.geometry = self.shape.geometry()
+        self.states = {name: self.shape.state() for name in BACKENDS}
 
     def reset(self, row: int, capacity: int) -> None:
         self.oracle.reset(row, capacity)
