@@ -194,11 +194,14 @@ class PagedBlockPool(BlockPool):  # type: ignore[misc]
                 self.free_block_queue.remove(block)
             block.ref_cnt += 1
 
-    def unpin(self, page: ResidentPage) -> None:
-        """As ``unpin_blocks`` of each block in turn: readable until one is handed out."""
+    def _watch(self, page: ResidentPage) -> None:
         if not page.is_watched:
             page.is_watched = True
             self._reuse_watchers.update(dict.fromkeys(page.ids, page))
+
+    def unpin(self, page: ResidentPage) -> None:
+        """As ``unpin_blocks`` of each block in turn: readable until one is handed out."""
+        self._watch(page)
         released = []
         for block in page.blocks:
             block.ref_cnt -= 1
@@ -210,9 +213,7 @@ class PagedBlockPool(BlockPool):  # type: ignore[misc]
     def unpin_in_order(self, pages: Sequence[ResidentPage]) -> None:
         """The first group's blocks of all ``pages`` first, as a request that ends gives them."""
         for page in pages:
-            if not page.is_watched:
-                page.is_watched = True
-                self._reuse_watchers.update(dict.fromkeys(page.ids, page))
+            self._watch(page)
         for blocks in zip(*[page.blocks for page in pages], strict=True):
             released = []
             for block in blocks:
