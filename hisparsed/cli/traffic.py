@@ -150,7 +150,7 @@ def _run_demo(
     report: Path | None,
     plain: bool,
 ) -> int:
-    from hisparsed.demo.report import default_path, write_report
+    from hisparsed.demo.report import default_path, require_writable, write_report
     from hisparsed.demo.run import DemoOptions, run_demo
     from hisparsed.demo.summary import in_words, summary_document
     from hisparsed.demo.workload import DEFAULT_LOAD
@@ -168,14 +168,16 @@ def _run_demo(
     def say(line: str) -> None:
         print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
 
+    if report is not None:
+        require_writable(report)
     comparison = run_demo(options, say=say)
     say(in_words(comparison))
-    page = report or default_path()
-    write_report(comparison, page)
-    say(f"Report with plots: {page}")
     document = summary_document(comparison)
     if as_json:
         print(json.dumps(document))  # noqa: T201 (the result)
+    page = report or default_path()
+    write_report(comparison, page)
+    say(f"Report with plots: {page}")
     failed = document["failed"] or document["policy_off"]["failed"]
     return 1 if failed or document["token_differences"] else 0
 

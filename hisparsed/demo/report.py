@@ -50,10 +50,20 @@ def default_path() -> Path:
     return Path(name)
 
 
+def require_writable(path: Path) -> None:
+    """Raise ``UserError`` when the file cannot be written; an existing one stays as it is."""
+    _write(path, "a", "")
+
+
 def write_report(comparison: Comparison, path: Path) -> None:
     """Raises ``UserError`` when the file cannot be written."""
+    _write(path, "w", report_page(comparison))
+
+
+def _write(path: Path, mode: str, text: str) -> None:
     try:
-        path.write_text(report_page(comparison), encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise UserError(f"--report: cannot write {path}: {error.strerror}") from error
 

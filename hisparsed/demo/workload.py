@@ -6,6 +6,7 @@ the speed that the first calls show; never from what a node makes of them. Pure.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -100,7 +101,10 @@ def make_workload(
     if concurrency is None:
         place = bisect_left(counts, wanted, key=live_set)
         if place == len(counts):
-            raise UserError(f"--load: {load:g} is more than {_MOST_SESSIONS} sessions make")
+            most = math.floor(live_set(_MOST_SESSIONS) / reach_tokens * 10) / 10
+            raise UserError(
+                f"--load: {load:g} is more than {_MOST_SESSIONS} sessions make; need at most {most}"
+            )
         near = counts[max(0, place - 1) : place + 1]
         concurrency = min(near, key=lambda count: abs(live_set(count) - wanted))
     return Workload(

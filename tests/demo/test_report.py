@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hisparsed.demo.chart import Series, chart, nice_ticks
-from hisparsed.demo.report import default_path, report_page, write_report
+from hisparsed.demo.report import default_path, report_page, require_writable, write_report
 from hisparsed.demo.summary import Comparison
 from hisparsed.errors import UserError
 from tests.demo.test_summary import BOTH, OFF, ON
@@ -93,6 +93,17 @@ def test_what_a_node_says_is_no_markup() -> None:
 def test_a_report_that_cannot_be_written_says_where(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--report: cannot write .*none/report.html"):
         write_report(comparison(), tmp_path / "none" / "report.html")
+
+
+def test_a_report_that_could_not_be_written_is_refused_before_the_nodes_start(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UserError, match=r"--report: cannot write .*none/report.html"):
+        require_writable(tmp_path / "none" / "report.html")
+    kept = tmp_path / "report.html"
+    kept.write_text("of the last run")
+    require_writable(kept)
+    assert kept.read_text() == "of the last run"
 
 
 def test_without_a_name_the_report_is_a_new_file(
