@@ -23,6 +23,7 @@ from hisparsed.policy.memory import Direction, Memory, free_share, under_gpu_pre
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.sharing import propose_sharing
 from hisparsed.policy.signals import Lever, MissPoint, Snapshot
+from hisparsed.policy.units import format_bytes
 
 WORTH_MARGIN = 0.25
 """By how much one side must outweigh the other: a dead band against turning back and forth."""
@@ -147,7 +148,7 @@ def propose_multiplier(
         wanted, reason = shrunk, Reason.GPU_POOL_PRESSURE
         because = (
             f"requests were short of GPU blocks for {policy.hot.window_shrink:g}s and the misses "
-            f"expected then, {predicted or 0:.3g} B/s, fit the PCIe budget"
+            f"expected then, {format_bytes(round(predicted or 0))}/s, fit the PCIe budget"
         )
     elif free_share(snapshot) >= policy.hot.free_high and not snapshot.requests.waiting:
         held = _grow_held(policy, snapshot, memory, lease, bounds)
@@ -228,9 +229,8 @@ def _shrink_held(
         return Reason.MISSING_SIGNAL, "this node does not count missed rows"
     if predicted > policy.hot.pcie_budget:
         because = (
-            f"the misses expected with smaller hot buffers, {predicted:.3g} B/s, exceed the PCIe "
-            f"budget of "
-            f"{policy.hot.pcie_budget:.3g} B/s"
+            f"the misses expected with smaller hot buffers, {format_bytes(round(predicted))}/s, "
+            f"exceed the PCIe budget of {format_bytes(round(policy.hot.pcie_budget))}/s"
         )
         return Reason.LIMITED_BY_PCIE, because
     if worth is not None and not worth.pays:

@@ -23,6 +23,7 @@ from hisparsed.policy.memory import Memory, free_share, under_gpu_pressure
 from hisparsed.policy.multiplier import PESSIMISM, propose_multiplier
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Lever, Snapshot
+from hisparsed.policy.units import format_bytes
 
 LEAST_SAMPLED_S = 120.0
 """vLLM samples once in 2,000 worker steps: about that long at 60 ms a step."""
@@ -97,8 +98,8 @@ def _smaller(
         wanted = max(wanted, math.ceil(lease / max(fits, 1.0)))
     if wanted >= lease:
         return Reason.LIMITED_BY_PCIE, (
-            f"the misses sampled, {rate:.3g} B/s, leave no room for more within the PCIe budget of "
-            f"{policy.hot.pcie_budget:.3g} B/s"
+            f"the misses sampled, {format_bytes(round(rate))}/s, leave no room for more within the "
+            f"PCIe budget of {format_bytes(round(policy.hot.pcie_budget))}/s"
         )
     return wanted
 

@@ -1,5 +1,6 @@
-"""One kind of chart as inline SVG: lines or dots over time, with axes, units and a legend.
+"""One kind of chart as HTML: lines or dots over time, with axes, units and a legend.
 
+Axes and lines are inline SVG. Title and legend are HTML, so that they wrap on a narrow page.
 Colours are CSS classes ``c0``, ``c1``, ... of the page that holds it. Pure: numbers in, text out.
 """
 
@@ -10,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 620, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 44, 40
+WIDTH, HEIGHT = 620, 234
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 32, 26
 _TICKS = 5
 
 
@@ -36,23 +37,32 @@ def nice_ticks(most: float) -> list[float]:
 
 
 def chart(
-    title: str, series: Iterable[Series], *, x_unit: str, y_unit: str, x_most: float = 0.0
+    title: str,
+    series: Iterable[Series],
+    *,
+    x_unit: str,
+    y_unit: str,
+    x_most: float = 0.0,
+    y_most: float = 0.0,
 ) -> str:
-    """An ``<svg>`` element. Both axes begin at 0; that of x reaches at least to ``x_most``."""
+    """A ``<figure>`` element. Both axes begin at 0; they reach at least to ``x_most`` and
+    ``y_most``, and that of y to the next tick."""
     drawn = [one for one in series if one.points]
-    xs = nice_ticks(max([x_most, *(x for one in drawn for x, _ in one.points)]))
-    ys = nice_ticks(max([0.0, *(y for one in drawn for _, y in one.points)]))
+    x_end = max([x_most, *(x for one in drawn for x, _ in one.points)])
+    x_end = x_end if x_end > 0 else 1.0
+    xs = [x for x in nice_ticks(x_end) if x <= x_end]
+    ys = nice_ticks(max([y_most, *(y for one in drawn for _, y in one.points)]))
 
     def across(x: float) -> float:
-        return _LEFT + x / xs[-1] * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + x / x_end * (WIDTH - _LEFT - _RIGHT)
 
     def up(y: float) -> float:
         return HEIGHT - _BOTTOM - y / ys[-1] * (HEIGHT - _TOP - _BOTTOM)
 
     parts = [
+        f"<figure><figcaption><b>{escape(title)}</b>{_legend(drawn)}</figcaption>",
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',
-        f'<text class="title" x="{_LEFT}" y="15">{escape(title)}</text>',
-        *_legend(drawn),
+        f'<text class="tick" x="0" y="13">{escape(y_unit)}</text>',
     ]
     parts.extend(
         f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{up(y):.1f}" '
@@ -62,20 +72,14 @@ def chart(
         for y in ys
     )
     parts.extend(
-        f'<text class="tick" x="{across(x):.1f}" y="{HEIGHT - _BOTTOM + 16}" '
-        f'text-anchor="middle">{_number(x)}</text>'
+        f'<text class="tick" x="{across(x):.1f}" y="{HEIGHT - 6}" '
+        f'text-anchor="middle">{_number(x)} {escape(x_unit)}</text>'
         for x in xs
-    )
-    parts.append(
-        f'<text class="tick" x="{(_LEFT + WIDTH) / 2}" y="{HEIGHT - 6}" text-anchor="middle">'
-        f"{escape(x_unit)}</text>"
-        f'<text class="tick" transform="translate(12 {(_TOP + HEIGHT - _BOTTOM) / 2}) rotate(-90)" '
-        f'text-anchor="middle">{escape(y_unit)}</text>'
     )
     for one in drawn:
         places = [(across(x), up(y)) for x, y in one.points]
         parts.append(_dots(one, places) if one.dots else _line(one, places))
-    return "\n".join([*parts, "</svg>"])
+    return "\n".join([*parts, "</svg></figure>"])
 
 
 def _line(one: Series, places: Sequence[tuple[float, float]]) -> str:
@@ -89,16 +93,14 @@ def _dots(one: Series, places: Sequence[tuple[float, float]]) -> str:
     return f'<g class="dot c{one.colour}">{circles}</g>'
 
 
-def _legend(drawn: Sequence[Series]) -> Iterable[str]:
-    x = float(_LEFT)
-    for one in drawn:
-        mark = (x + 9, 28.0)
-        if one.dots:
-            yield f'<g class="dot c{one.colour}"><circle cx="{mark[0]}" cy="28" r="3"/></g>'
-        else:
-            yield _line(one, [(x, 28.0), (x + 18, 28.0)])
-        yield f'<text class="tick" x="{x + 23}" y="32">{escape(one.label)}</text>'
-        x += 40 + 6.2 * len(one.label)
+def _legend(drawn: Sequence[Series]) -> str:
+    return "".join(
+        f'<span class="key {_mark(one)} c{one.colour}">{escape(one.label)}</span>' for one in drawn
+    )
+
+
+def _mark(one: Series) -> str:
+    return "dots" if one.dots else "dashed" if one.dashed else "solid"
 
 
 def _number(value: float) -> str:

@@ -27,6 +27,7 @@ from hisparsed.demo.node import (
     DemoSettings,
     end_nodes,
 )
+from hisparsed.demo.origin import origin_of
 from hisparsed.demo.summary import Comparison, NodeRun, Sizing, sentences
 from hisparsed.demo.workload import (
     DEFAULT_LOAD,
@@ -145,7 +146,8 @@ class _Demo:
             results = await self._replay(replays, workload.after_first(sizing.calls))
             on = await asyncio.to_thread(_node_run, pair.on, results[0])
             off = await asyncio.to_thread(_node_run, pair.off, results[1])
-        return Comparison(sizing, on, off, began_unix_s)
+        origin = origin_of(self._options.model, settings)
+        return Comparison(sizing, on, off, began_unix_s, origin)
 
     def _workload(self, settings: DemoSettings) -> Workload:
         return make_workload(

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from hisparsed.control.journal.records import DecisionView
+from hisparsed.demo.origin import Origin
 from hisparsed.policy.signals import Lever
 from hisparsed.policy.units import counted
 from hisparsed.replay.results import ReplayResult, compare, summarise
@@ -16,14 +17,14 @@ from hisparsed.replay.results import ReplayResult, compare, summarise
 LEAST_DIFFERENCE = 0.1
 """Two equal nodes on one machine differ by less than this in the time that they take."""
 LEAST_CALLS_A_SESSION = 3
-"""With fewer, most of what is computed was never held, and a run says nothing of a policy."""
+"""With fewer, most of the tokens computed were never held, whatever the policy."""
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """What was sent, as it was settled before it was sent. ``calls`` are each node's.
+    """The load, fixed before it is sent. ``calls`` are those of one node.
 
-    ``tokens_per_s`` are prompt tokens that each node computed a second beside the other.
+    ``tokens_per_s``: prompt tokens that each node computes per second while the other runs too.
     """
 
     calls: int
@@ -59,11 +60,12 @@ class Comparison:
     sizing: Sizing
     on: NodeRun
     off: NodeRun
-    began_unix_s: float = 0.0
+    began_unix_s: float
+    origin: Origin
 
 
 class Verdict(StrEnum):
-    """What the comparison shows, by the time that all calls took."""
+    """The result of the comparison, by the time that all calls took."""
 
     GAIN = "gain"
     NO_DIFFERENCE = "no-difference"
@@ -137,12 +139,12 @@ _LEVERS = (Lever.SPLIT, Lever.MULTIPLIER, Lever.ADMISSION)
 
 
 def in_words(comparison: Comparison) -> str:
-    """What moved, why, and what it bought; a few sentences and the moves."""
-    return "\n".join(["", *_moves(comparison.on), "", *_bought(comparison)])
+    """The moves with their reasons, the table and the result."""
+    return "\n".join(["", *_moves(comparison.on), "", *_compared(comparison)])
 
 
 def _moves(on: NodeRun) -> Iterator[str]:
-    yield "What moved, and why"
+    yield "Moves of the policy"
     for lever in _LEVERS:
         moves = moves_of(on, lever)
         if not moves:
@@ -158,7 +160,7 @@ def _moves(on: NodeRun) -> Iterator[str]:
             yield f"    last:  {last.sentence}"
 
 
-def _bought(comparison: Comparison) -> Iterator[str]:
+def _compared(comparison: Comparison) -> Iterator[str]:
     yield "The same calls with the policy on and with it off, at the same time on this machine"
     yield f"  {'':24}{'policy on':>14}{'policy off':>14}"
     for label, on, off in table_rows(comparison):
@@ -168,36 +170,36 @@ def _bought(comparison: Comparison) -> Iterator[str]:
 
 
 def table_rows(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
-    """A figure's name, and how it is with the policy on and off."""
+    """Each figure's name, and its value with the policy on and off."""
     on, off = figures(comparison.on), figures(comparison.off)
-    for name, label in (
-        ("requests", "calls answered"),
-        ("failed", "calls failed"),
-        ("seconds", "seconds"),
-        ("calls_per_s", "calls a second"),
-        ("prefix_hit_tokens", "prefix-hit tokens"),
-        ("recomputed_tokens", "tokens computed"),
-        ("preemptions", "preemptions"),
+    for name, label, written in (
+        ("requests", "calls answered", _number),
+        ("failed", "calls failed", _number),
+        ("seconds", "time for all calls", _seconds),
+        ("calls_per_s", "calls per second", _number),
+        ("prefix_hit_tokens", "prefix-hit tokens", _number),
+        ("recomputed_tokens", "tokens computed", _number),
+        ("preemptions", "preemptions", _number),
     ):
-        yield label, _number(on[name]), _number(off[name])
+        yield label, written(on[name]), written(off[name])
     for share in ("p50", "p90", "p99"):
         first_on, first_off = (one["ttft_s"] and one["ttft_s"][share] for one in (on, off))
         yield f"first token {share}", _seconds(first_on), _seconds(first_off)
 
 
 def conclusion(comparison: Comparison) -> Iterator[str]:
-    """What it comes to, in sentences."""
+    """The result, in sentences."""
     document = summary_document(comparison)
     yield _verdict_text(comparison)
     if _longer_wait(document):
         yield (
-            "The slowest calls waited longer for their first token with the policy on: a call "
-            "whose prefix is no longer held starts last, until it has waited too long."
+            "The slowest calls waited longer for their first token with the policy on: calls "
+            "whose prefix is still held start first, until another call has waited too long."
         )
     differing = document["token_differences"]
     yield (
-        f"Tokens: {document['compared']} answers compared, {differing} differ"
-        + ("; nothing was lost by moving." if differing == 0 else ": THIS IS A BUG.")
+        f"Tokens: {document['compared']:,} answers compared, {differing:,} differ"
+        + ("; the moves changed no token." if differing == 0 else ": THIS IS A BUG.")
     )
 
 
@@ -205,7 +207,7 @@ def _verdict_text(comparison: Comparison) -> str:
     sizing, saved = comparison.sizing, _saved(comparison)
     hits = sum(call.prefix_hit_tokens or 0 for call in comparison.on.result.calls)
     hits_off = sum(call.prefix_hit_tokens or 0 for call in comparison.off.result.calls)
-    found = f"{hits - hits_off:+,} prefix tokens"
+    found = f"{hits - hits_off:+,} prefix-hit tokens"
     match verdict_of(comparison):
         case Verdict.GAIN:
             return f"The policy answered the same calls in {saved:.0%} less time ({found})."
@@ -214,13 +216,13 @@ def _verdict_text(comparison: Comparison) -> str:
         case Verdict.NO_DIFFERENCE:
             why = ""
             if sizing.load < 1:
-                why = f" The live set is {sizing.load:.1f} times the reach: nothing has to be lost."
+                why = f" The live set is {sizing.load:.1f} times the reach: every prefix fits."
             return f"No difference: the times are {abs(saved):.0%} apart ({found}).{why}"
         case Verdict.TOO_FEW_CALLS:
             return (
-                f"Too few calls to tell: {sizing.calls} by {sizing.concurrency} sessions, at "
-                f"{sizing.tokens_per_s:,.0f} prompt tokens a second. Give it more time (--for), or "
-                "a model with less to compute (--model small)."
+                f"Too few calls to compare: {sizing.calls} from {sizing.concurrency} sessions, at "
+                f"{sizing.tokens_per_s:,.0f} prompt tokens per second. Use a longer run (--for) or "
+                "the smaller model (--model small)."
             )
 
 
@@ -242,7 +244,7 @@ def _number(value: int | float | None) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} s"
+    return "-" if value is None else f"{_number(float(value))} s"
 
 
 def sentences(decisions: Sequence[DecisionView]) -> list[str]:

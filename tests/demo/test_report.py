@@ -13,7 +13,7 @@ from hisparsed.demo.chart import Series, chart, nice_ticks
 from hisparsed.demo.report import default_path, report_page, require_writable, write_report
 from hisparsed.demo.summary import Comparison
 from hisparsed.errors import UserError
-from tests.demo.test_summary import BOTH, OFF, ON
+from tests.demo.test_summary import BOTH, OFF, ON, ORIGIN
 
 HISTORY = {
     "columns": [
@@ -34,7 +34,7 @@ HISTORY = {
 
 def comparison() -> Comparison:
     on, off = (replace(run, history=HISTORY) for run in (ON, OFF))
-    return replace(BOTH, on=on, off=off, began_unix_s=1000.0)
+    return replace(BOTH, on=on, off=off)
 
 
 def svgs(page: str) -> list[ElementTree.Element]:
@@ -57,37 +57,62 @@ def test_the_report_has_figures_plots_and_decisions() -> None:
     titles = [svg.attrib["aria-label"] for svg in svgs(page)]
     assert [title.split(",")[0] for title in titles] == [
         "Calls answered",
-        "Prompt tokens found in the pools",
-        "Wait of each call for its first token",
+        "Prefix hits",
+        "Time to first token of each call",
         "Waiting calls",
-        "Host memory of both pools",
-        "Idle prefix that both pools can hold",
+        "Host memory of each pool",
+        "Reach of the smaller pool: the idle prefix that both pools can hold",
     ]
     assert "split from 700 to 650." in page
     assert "GpuPoolPressure" in page
 
 
-def points_of(svg: ElementTree.Element, series: int) -> list[list[str]]:
-    """Of each line; as many of the legend come first."""
-    lines = [one.attrib["points"].split() for one in svg.iter("polyline")]
-    assert len(lines) == 2 * series
-    return lines[series:]
+def points_of(svg: ElementTree.Element) -> list[list[str]]:
+    """Of each line."""
+    return [one.attrib["points"].split() for one in svg.iter("polyline")]
+
+
+def test_the_report_says_where_its_figures_come_from() -> None:
+    page = report_page(comparison())
+    assert "<title>hisparsed demo, 1970-01-01 00:16 UTC</title>" in page
+    for text in (ORIGIN.machine, ORIGIN.software, ORIGIN.model, "1970-01-01 00:16:40 UTC"):
+        assert f"<td>{text}</td>" in page
+    assert "2 recorded coding sessions at a time, a live set of 1.5 times the reach" in page
+    assert "1,000 prompt tokens per second" in page
+
+
+def test_a_node_has_one_colour_in_every_chart() -> None:
+    page = report_page(comparison())
+    legend = re.findall(r'<span class="key (\w+) c(\d)">([^<]*)</span>', page)
+    nodes = {(name.removeprefix("HiSparse, "), colour) for mark, colour, name in legend}
+    nodes = {(name.removeprefix("offload, "), colour) for name, colour in nodes}
+    assert nodes == {("policy on", "0"), ("policy off", "1")}
+    assert {mark for mark, _, name in legend if name.startswith("offload")} == {"dashed"}
+    assert len(legend) == 14
+
+
+def test_a_decision_before_the_calls_has_no_negative_time() -> None:
+    times = re.findall(r'<tr><td class="number">([^<]*)</td><td>\w', report_page(comparison()))
+    assert times == ["before"] * 5
+    late = replace(comparison(), began_unix_s=2.5)
+    times = re.findall(r'<tr><td class="number">([^<]*)</td><td>\w', report_page(late))
+    assert times == ["before", "before", "0 s", "2 s", "2 s"]
 
 
 def test_plots_leave_out_what_was_before_the_calls() -> None:
     *_, waiting, memory, reach = svgs(report_page(comparison()))
-    assert [len(points) for points in points_of(memory, 4)] == [2, 2, 2, 2]
-    assert [len(points) for points in points_of(waiting, 2)] == [1, 1]
-    # 5,000 and 8,800 of 10,000 tokens, on an axis 166 high that ends at 210.
-    ys = [float(point.split(",")[1]) for point in points_of(reach, 2)[0]]
-    assert ys == pytest.approx([210 - 166 * 0.5, 210 - 166 * 0.88], abs=0.1)
+    assert [len(points) for points in points_of(memory)] == [2, 2, 2, 2]
+    assert [len(points) for points in points_of(waiting)] == [1, 1]
+    # 5,000 and 8,800 of 10,000 tokens, on an axis 176 high that ends at 208.
+    ys = [float(point.split(",")[1]) for point in points_of(reach)[0]]
+    assert ys == pytest.approx([208 - 176 * 0.5, 208 - 176 * 0.88], abs=0.1)
 
 
 def test_what_a_node_says_is_no_markup() -> None:
-    moves = tuple(one.model_copy(update={"sentence": "<b>4 & 5</b>"}) for one in ON.decisions)
+    moves = tuple(one.model_copy(update={"sentence": "<i>4 & 5</i>"}) for one in ON.decisions)
     page = report_page(replace(comparison(), on=replace(comparison().on, decisions=moves)))
-    assert "&lt;b&gt;4 &amp; 5&lt;/b&gt;" in page
-    assert "<b>" not in page
+    assert "&lt;i&gt;4 &amp; 5&lt;/i&gt;" in page
+    assert "<i>" not in page
 
 
 def test_a_report_that_cannot_be_written_says_where(tmp_path: Path) -> None:
@@ -129,9 +154,23 @@ def test_ticks_are_round_and_cover_the_values(most: float, ticks: list[float]) -
 
 def test_a_chart_draws_inside_its_axes() -> None:
     text = chart(
-        "A", [Series("x", [(0, 0), (10, 100)], 0), Series("absent", [], 1)], x_unit="s", y_unit="%"
+        "A", [Series("x", [(0, 0), (11, 100)], 0), Series("absent", [], 1)], x_unit="s", y_unit="%"
     )
-    svg = svg_of(text)
-    (_, line) = svg.iter("polyline")
-    assert line.attrib["points"] == "64.0,210.0 608.0,44.0"
+    (svg,) = svgs(text)
+    (line,) = svg.iter("polyline")
+    assert line.attrib["points"] == "58.0,208.0 606.0,32.0"
     assert "absent" not in text
+
+
+def test_a_chart_names_its_units() -> None:
+    (svg,) = svgs(chart("A", [Series("x", [(0, 0), (11, 90)], 0)], x_unit="s", y_unit="MiB"))
+    labels = [one.text for one in svg.iter("text")]
+    assert labels[0] == "MiB"
+    assert labels[-3:] == ["0 s", "5 s", "10 s"]
+
+
+def test_an_axis_reaches_at_least_to_what_was_asked_for() -> None:
+    series = [Series("x", [(0, 0), (10, 30)], 0)]
+    (svg,) = svgs(chart("A", series, x_unit="s", y_unit="%", x_most=20.0, y_most=100.0))
+    (line,) = svg.iter("polyline")
+    assert line.attrib["points"] == "58.0,208.0 332.0,155.2"

@@ -10,6 +10,7 @@ import pytest
 from hisparsed.config.node import load_node_config
 from hisparsed.control.journal.records import DecisionView
 from hisparsed.demo.node import MODELS, node_document, policy_document
+from hisparsed.demo.origin import Origin
 from hisparsed.demo.summary import (
     Comparison,
     NodeRun,
@@ -94,7 +95,10 @@ ON = NodeRun(
     history={"columns": [], "rows": []},
 )
 OFF = replace(ON, result=result([call("a", 0), call("a", 1), call("b", 0)], 20.0), decisions=())
-BOTH = Comparison(Sizing(calls=8, concurrency=2, load=1.5, tokens_per_s=1000.0), ON, OFF)
+ORIGIN = Origin("node7: 2 CPUs", "hisparsed 1.2.3, vLLM 0.32.0", "standard: 8 layers, seed 5")
+BOTH = Comparison(
+    Sizing(calls=8, concurrency=2, load=1.5, tokens_per_s=1000.0), ON, OFF, 1000.0, ORIGIN
+)
 
 
 def took(on_s: float, off_s: float) -> Comparison:
@@ -156,13 +160,13 @@ def test_with_few_calls_a_session_the_words_do_not_judge() -> None:
     few = replace(took(5.0, 10.0), sizing=replace(BOTH.sizing, calls=5, tokens_per_s=200.0))
     assert verdict_of(few) is Verdict.TOO_FEW_CALLS
     words = in_words(few)
-    assert "Too few calls to tell: 5 by 2 sessions, at 200 prompt tokens a second" in words
+    assert "Too few calls to compare: 5 from 2 sessions, at 200 prompt tokens per second" in words
     assert "less time" not in words
 
 
 def test_where_all_fits_the_words_say_so() -> None:
     fits = replace(took(10.0, 10.0), sizing=replace(BOTH.sizing, load=0.7))
-    assert "0.7 times the reach: nothing has to be lost" in in_words(fits)
+    assert "0.7 times the reach: every prefix fits" in in_words(fits)
 
 
 def test_the_words_say_who_waited_longer() -> None:

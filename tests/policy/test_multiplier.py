@@ -147,6 +147,7 @@ def test_misses_must_fit_the_pcie_budget(kit, budget: int, reason: Reason) -> No
     decision = last(kit, made, snapshot_with(kit, 0.01), 10)
     assert decision.reason is reason
     assert decision.figures["predicted_bytes_per_s"] == pytest.approx(PREDICTED)
+    assert "9.4MiB/s" in decision.sentence
     assert decision.limited_by is (None if reason is SHRINK else reason)
 
 
