@@ -1,13 +1,14 @@
 """Faults of a node's engine on demand: a vLLM plugin that a test puts beside the daemon.
 
-vLLM loads general plugins in the engine's process; this one makes the executor raise, or the
-start fail, once the test has made a file that says so. Not for the daemon's own faults.
+vLLM loads general plugins in the engine's process; this one makes the executor raise, the start
+fail, or the process die, once the test has made a file that says so. Not for the daemon's faults.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 FOLDER_ENV = "HISPARSED_TEST_FAULTS"
@@ -17,6 +18,9 @@ COMPILE = "compile"
 """The next step runs what is behind this name in the folder, a symbolic link, for five seconds."""
 NO_START = "no-start"
 """While a file of this name is there, no engine starts."""
+
+NO_ANSWER = "no-answer"
+"""The engine that is asked next, as the daemon does as soon as one is up, is killed, once."""
 
 _DISTRIBUTION = {
     "METADATA": "Metadata-Version: 2.1\nName: node-faults\nVersion: 1\n",
@@ -60,8 +64,20 @@ def register() -> None:
         return  # the daemon loads plugins too
     if (folder / NO_START).exists():
         raise RuntimeError("a test wants no engine to start")
+    from vllm.v1.engine import EngineCoreRequestType
+    from vllm.v1.engine.core import EngineCoreProc
+
     from hisparsed.engine.reference.executor import ReferenceExecutor
 
+    handle = EngineCoreProc._handle_client_request
+
+    def asked(self: EngineCoreProc, kind: EngineCoreRequestType, request: object) -> None:
+        if kind is EngineCoreRequestType.UTILITY and (folder / NO_ANSWER).exists():
+            (folder / NO_ANSWER).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        handle(self, kind, request)
+
+    EngineCoreProc._handle_client_request = asked  # type: ignore[method-assign]
     execute = ReferenceExecutor.execute_model
 
     def faulty(self: ReferenceExecutor, *given: object, **named: object) -> object:

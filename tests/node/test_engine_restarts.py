@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from engine_faults import RAISE, Faults
+from engine_faults import NO_ANSWER, RAISE, Faults
 from prometheus_client.parser import text_string_to_metric_families
 from serve_process import (
     AS_ON_CUDA,
@@ -41,7 +41,7 @@ from hisparsed.node.resources import noted_folder
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
 SUPERVISION = {
-    "most_restarts": 3,
+    "most_restarts": 4,
     "first_wait": "200ms",
     "longest_wait": "1s",
     "hang_after": "3s",
@@ -310,6 +310,22 @@ def test_an_executor_that_raises_is_replaced(daemon: ServeProcess, faults: Fault
     complete(node.http, PROMPT, 4)
 
 
+def test_one_that_is_killed_by_the_first_question_did_not_start(
+    daemon: ServeProcess, faults: Faults
+) -> None:
+    """vLLM's own calls wait for ever for the answer of an engine that was up and has died."""
+    node, before = daemon, life(daemon)
+    faults.begin(NO_ANSWER)
+    node.engine().send_signal(signal.SIGKILL)
+    after = serves_again(node, before.restarts_total)
+    assert after.died_total == before.died_total + 1, "the second did not serve"
+    assert after.ends_in_window == before.ends_in_window + 2
+    assert event_kinds(node)[:4].count("engine-start-failed") == 1
+    (how,) = evidence_of(node)["processes"]
+    assert "was killed by SIGKILL" in how
+    complete(node.http, PROMPT, 4)
+
+
 def test_a_step_that_compiles_is_not_taken_for_hung(daemon: ServeProcess, faults: Faults) -> None:
     before = life(daemon)
     faults.compile_in_the_next_step()
@@ -400,7 +416,7 @@ def test_too_many_deaths_end_the_daemon_and_the_next_one_knows_the_last_good_val
     # A daemon that takes the signal for its own ends with 0.
     assert node.wait(60) == EXIT_ENGINE_GONE, node.log_end()
     node.assert_nothing_left()
-    assert "supervision.most_restarts 3" in node.log()
+    assert "supervision.most_restarts 4" in node.log()
     with closing(sqlite3.connect(node.files.state_dir / FILE_NAME)) as journal:
         kinds = [kind for (kind,) in journal.execute("SELECT kind FROM events")]
         ticks = journal.execute("SELECT count(*) FROM ticks").fetchone()[0]
