@@ -47,6 +47,7 @@ from hisparsed.simulate.results import (
     scale_error,
     summarise,
 )
+from hisparsed.simulate.sampling import Sample, samples_of
 from hisparsed.simulate.scenario import Scenario, SimulateOptions, scenarios_of
 from hisparsed.simulate.sizes import fitting_sizes
 
@@ -215,6 +216,8 @@ def run_command(options: SimulateOptions) -> None:
     if options.out is not None:
         require_plots()
         check_folder(options.out)
+    seeds = range(options.seed, options.seed + options.seeds)
+    samples = samples_of(scenarios, seeds)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     logging.getLogger("hisparsed").setLevel(logging.ERROR)
@@ -225,20 +228,24 @@ def run_command(options: SimulateOptions) -> None:
             error = _check_scale(scenarios[0], policies[0], options.seed, check_s, limits)
     except BaseException:
         if done.results:
-            _print(scenarios[0], options, done, error)
+            _print(scenarios[0], options, samples, done, error)
         raise
-    facts = _print(scenarios[0], options, done, error)
+    facts = _print(scenarios[0], options, samples, done, error)
     if options.out is not None:
-        _write(options.out, scenarios[0], facts, done, error)
+        _write(options.out, scenarios[0], samples, facts, done, error)
 
 
 def _print(
-    scenario: Scenario, options: SimulateOptions, done: _Done, error: ScaleError | None
+    scenario: Scenario,
+    options: SimulateOptions,
+    samples: Sequence[Sample],
+    done: _Done,
+    error: ScaleError | None,
 ) -> list[str]:
     """Returns the sentences on what was simulated."""
-    facts = _facts(scenario, options, error)
+    facts = _facts(scenario, options, samples, error)
     if options.as_json:
-        document = _document(scenario, done.results, error)
+        document = _document(scenario, samples, done.results, error)
         print(json.dumps(document, indent=2), flush=True)  # noqa: T201
     else:
         print("\n".join([*facts, ""]))  # noqa: T201
@@ -334,12 +341,18 @@ def _check_scale(
     return scale_error(*found)
 
 
-def _facts(scenario: Scenario, options: SimulateOptions, error: ScaleError | None) -> list[str]:
+def _facts(
+    scenario: Scenario,
+    options: SimulateOptions,
+    samples: Sequence[Sample],
+    error: ScaleError | None,
+) -> list[str]:
     names = ", ".join(one.sessions.name for one in scenario.traffic)
     facts = [
         f"{scenario.node.title}, simulated: {names}, {scenario.duration_s / 60:g} virtual minutes, "
         f"the first {scenario.warmup_s / 60:g} not counted, scale {scenario.scale}, "
-        f"{counted(options.seeds, 'seed')} from {options.seed}."
+        f"{counted(options.seeds, 'seed')} from {options.seed}.",
+        *(one.text for one in samples),
     ]
     if scenario.scale < 1:
         facts.append(
@@ -351,7 +364,10 @@ def _facts(scenario: Scenario, options: SimulateOptions, error: ScaleError | Non
 
 
 def _document(
-    scenario: Scenario, results: Sequence[PolicyResult], error: ScaleError | None
+    scenario: Scenario,
+    samples: Sequence[Sample],
+    results: Sequence[PolicyResult],
+    error: ScaleError | None,
 ) -> dict[str, object]:
     return {
         "node": scenario.node.title,
@@ -359,6 +375,7 @@ def _document(
         "scale": str(scenario.scale),
         "duration_s": scenario.duration_s,
         "warmup_s": scenario.warmup_s,
+        "samples": [one.model_dump() for one in samples],
         "scale_error": None if error is None else error.model_dump(),
         "policies": [one.model_dump() for one in results],
     }
@@ -367,13 +384,14 @@ def _document(
 def _write(
     folder: Path,
     scenario: Scenario,
+    samples: Sequence[Sample],
     facts: Sequence[str],
     done: _Done,
     error: ScaleError | None,
 ) -> None:
     try:
         plots = draw_all(folder, done.runs, done.results)
-        document = json.dumps(_document(scenario, done.results, error), indent=2)
+        document = json.dumps(_document(scenario, samples, done.results, error), indent=2)
         (folder / RESULTS).write_text(document + "\n", "utf-8")
         write_report(
             folder / REPORT,

@@ -28,9 +28,10 @@ from hisparsed.simulate.control import (
 )
 from hisparsed.simulate.policies import PolicyChoice
 from hisparsed.simulate.results import BareSample, CallTimes, Measures, sample_of
+from hisparsed.simulate.sampling import players_of
 from hisparsed.simulate.scenario import Scenario
 from hisparsed.simulate.sizes import fitting_sizes
-from hisparsed.simulate.workload import ClosedLoop, Mixed, OpenLoop, PlannedCall, Play, Players
+from hisparsed.simulate.workload import PlannedCall, Play, Players
 
 SAMPLE_S = 1.0
 STUCK_STEP_S = 0.05
@@ -272,7 +273,7 @@ def run_policy(
         driver = Driver(
             node,
             control,
-            _players(scenario, seed),
+            players_of(scenario, seed),
             measures,
             think_scale=scenario.think_scale,
             progress=progress,
@@ -289,39 +290,6 @@ def run_policy(
         gc.unfreeze()
     measures.journal_lost = control.journal_lost
     return measures
-
-
-def _players(scenario: Scenario, seed: int) -> Players:
-    share = float(scenario.scale)
-    parts: list[Players] = []
-    for number, one in enumerate(scenario.traffic):
-        until_s = min(one.until_s, scenario.duration_s)
-        name = f"{number}/" if len(scenario.traffic) > 1 else ""
-        if one.users is None:
-            parts.append(
-                OpenLoop(
-                    one.sessions,
-                    seed,
-                    load=one.load,
-                    share=share,
-                    from_s=one.from_s,
-                    until_s=until_s,
-                    name=name,
-                )
-            )
-        else:
-            parts.append(
-                ClosedLoop(
-                    one.sessions,
-                    max(1, round(one.users * share)),
-                    seed,
-                    ramp_s=scenario.warmup_s / 2,
-                    from_s=one.from_s,
-                    until_s=until_s,
-                    name=name,
-                )
-            )
-    return parts[0] if len(parts) == 1 else Mixed(parts)
 
 
 def _watch(measures: Measures) -> Callable[[TickOutcome], None]:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from random import Random
 from typing import Protocol
 
 from hisparsed.errors import UserError
+from hisparsed.replay.families import parts_of, prompt_blocks, split
 from hisparsed.replay.trace import BlockRun, Call, Session, Trace, block_ids
 
 NAME = "openhands"
@@ -79,6 +81,17 @@ class PlannedCall:
     think_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Blocks of the prompts of one session, in blocks of the trace."""
+
+    blocks: int
+    own: frozenset[int]
+    """Of a play of this session."""
+    common: frozenset[int]
+    """Of every play of several sessions."""
+
+
 class TraceSessions:
     """The sessions of one trace as the engine's blocks of ``block_tokens``.
 
@@ -108,7 +121,9 @@ class TraceSessions:
             len(session.calls) == 1 for session in trace.sessions
         )
         """Whether the trace says when its sessions start: recorded chat, not agents."""
-        self._shared = _shared_spaces(self.sessions)
+        self._shared = frozenset() if self.has_starts else _shared_spaces(self.sessions)
+        self._parts_of: dict[tuple[Fraction, int], tuple[tuple[int, ...], ...]] = {}
+        self._asked: dict[int, Asked] = {}
 
     def play(self, index: int, instance: str) -> Iterator[PlannedCall]:
         """The calls of session ``index``; another ``instance`` shares only common prefixes."""
@@ -129,6 +144,30 @@ class TraceSessions:
                 answer,
                 call.think_time_s,
             )
+
+    def part(self, share: Fraction, seed: int) -> tuple[int, ...]:
+        """Sessions of a part of a node: whole families, ``share`` of the tokens.
+
+        Seeds that follow one another have different parts until each part was used.
+        """
+        count = int(1 / share)
+        turn, number = divmod(seed, count)
+        if (share, turn) not in self._parts_of:
+            self._parts_of[share, turn] = split(self.sessions, parts_of(share), turn)
+        return self._parts_of[share, turn][number]
+
+    def asked(self, index: int) -> Asked:
+        """What session ``index`` asks for."""
+        if index in self._asked:
+            return self._asked[index]
+        blocks, distinct = 0, set[int]()
+        for call in self.sessions[index].calls:
+            prompt = list(prompt_blocks(call))
+            blocks += len(prompt)
+            distinct.update(prompt)
+        common = frozenset(one for one in distinct if one >> SPACE_BITS in self._shared)
+        found = self._asked[index] = Asked(blocks, frozenset(distinct - common), common)
+        return found
 
     def _names(self, call: Call, instance: str) -> list[bytes]:
         """Names of the full blocks of a prompt."""
@@ -160,15 +199,17 @@ def _fitting(session: Session, limit: int) -> Session:
 
 
 def _shared_spaces(sessions: Sequence[Session]) -> frozenset[int]:
-    """Name spaces whose blocks more than one session has: common prompts."""
+    """Name spaces whose blocks more than one session has: common prompts.
+
+    A session and its subagents have one space, but not the same blocks.
+    """
     owners: dict[int, int] = {}
     shared: set[int] = set()
     for number, session in enumerate(sessions):
         for call in session.calls:
             for run in call.blocks:
-                space = run.first >> SPACE_BITS
-                if owners.setdefault(space, number) != number:
-                    shared.add(space)
+                if owners.setdefault(run.first, number) != number:
+                    shared.add(run.first >> SPACE_BITS)
     return frozenset(shared)
 
 
@@ -182,6 +223,22 @@ class Play:
     start_s: float
     until_s: float
     calls: Iterator[PlannedCall]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What players send, if every session that begins by itself is played to its end."""
+
+    blocks: int
+    """Of all prompts, in blocks of the trace."""
+    new_blocks: int
+    """That none before had: a cache that loses nothing finds the others."""
+    tokens: int
+    """Of prompts and answers."""
+
+    @property
+    def seen_share(self) -> float:
+        return 1 - self.new_blocks / self.blocks if self.blocks else 0.0
 
 
 class Players(Protocol):
@@ -219,7 +276,8 @@ class ClosedLoop:
         self._from_s = from_s
         self._until_s = until_s
         self._name = name
-        self._draw = [Random(f"{seed} {name} user {user}") for user in range(users)]
+        self._seed = seed
+        self._draw = self._draws(users)
         self._user_of: dict[str, int] = {}
         self._laps = [0] * users
 
@@ -231,6 +289,15 @@ class ClosedLoop:
             start_s = self._from_s + draw.random() * self._ramp_s
             found.append(self._play(user, session, call, start_s))
         return found
+
+    def _draws(self, users: int) -> list[Random]:
+        return [Random(f"{self._seed} {self._name} user {user}") for user in range(users)]
+
+    def demand(self) -> Demand:
+        """Of the users' first sessions."""
+        count = len(self._sessions.sessions)
+        drawn = [draw.randrange(count) for draw in self._draws(len(self._laps))]
+        return demand_of(self._sessions, [(str(user), one) for user, one in enumerate(drawn)])
 
     def following(self, ended: Play, now_s: float) -> Play | None:
         user = self._user_of.pop(ended.name)
@@ -247,9 +314,11 @@ class ClosedLoop:
 
 
 class OpenLoop:
-    """Sessions start when the trace started them, ``load`` times as fast, ``share`` of them.
+    """Sessions start when the trace started them, ``load`` times as fast: a part of them, of
+    ``share`` of the tokens.
 
-    The trace is played again, with fresh prefixes, when it ends before ``until_s``.
+    The trace is played again, with fresh prefixes and another part, when it ends before
+    ``until_s``.
     """
 
     def __init__(
@@ -258,27 +327,50 @@ class OpenLoop:
         seed: int,
         *,
         load: float,
-        share: float,
+        share: Fraction,
         from_s: float = 0.0,
         until_s: float,
         name: str = "",
     ) -> None:
-        draw = Random(f"{seed} {name} open loop")
+        self._sessions = sessions
         span_s = max(session.start_s for session in sessions.sessions) / load + 1.0
-        self._plays = []
+        self._plays: list[Play] = []
+        self._played: list[tuple[str, int]] = []
         for lap in range(int((until_s - from_s) // span_s) + 1):
-            for index, session in enumerate(sessions.sessions):
-                start_s = from_s + session.start_s / load + lap * span_s
-                if draw.random() < share and start_s < until_s:
+            for index in sessions.part(share, seed + lap):
+                start_s = from_s + sessions.sessions[index].start_s / load + lap * span_s
+                if start_s < until_s:
                     calls = sessions.play(index, f"{name}{lap}")
                     play = Play(f"{name}{index}.{lap}", 0, start_s, until_s, calls)
                     self._plays.append(play)
+                    self._played.append((f"{lap}", index))
 
     def first(self) -> list[Play]:
         return list(self._plays)
 
+    def demand(self) -> Demand:
+        """Of all sessions that start."""
+        return demand_of(self._sessions, self._played)
+
     def following(self, ended: Play, now_s: float) -> Play | None:
         return None
+
+
+def demand_of(sessions: TraceSessions, plays: Sequence[tuple[str, int]]) -> Demand:
+    """Of these plays: (what has prefixes of its own, session)."""
+    blocks = tokens = 0
+    own: dict[str, set[int]] = {}
+    common: set[int] = set()
+    for instance, index in plays:
+        asked = sessions.asked(index)
+        blocks += asked.blocks
+        own.setdefault(instance, set()).update(asked.own)
+        common |= asked.common
+        tokens += sum(
+            call.input_tokens + max(1, call.output_tokens)
+            for call in sessions.sessions[index].calls
+        )
+    return Demand(blocks, len(common) + sum(map(len, own.values())), tokens)
 
 
 class Mixed:

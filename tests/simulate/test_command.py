@@ -277,10 +277,13 @@ def test_json_plots_report_and_journal_of_two_policies(tmp_path: Path) -> None:
     keys = {"sessions", "prefix_hit_tokens", "recomputed_tokens", "goodput", "throughput"}
     assert keys | {"preemptions", "occupancy", "moves"} <= document["policies"][0].keys()
     assert all(one["calls"] > 10 for one in document["policies"])
+    (part,) = document["samples"]
+    assert part["part_seen"] == part["whole_seen"] > 0.3
     assert json.loads((out / "results.json").read_text()) == document
     names = ("pools", "reach", "hits", "concurrency", "interactivity")
     assert all((out / f"{name}.png").read_bytes()[:4] == b"\x89PNG" for name in names)
     report = (out / "report.html").read_text()
+    assert "of the prompt blocks were seen before" in report
     assert report.count("data:image/png;base64,") == len(names)
     assert "http" not in report
     assert (out / "journal-1" / "journal.sqlite").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
@@ -119,19 +120,58 @@ def test_a_user_plays_one_session_after_another_until_its_time_is_over() -> None
 def test_recorded_starts_come_load_times_as_fast_and_again() -> None:
     sessions = TraceSessions(chat(4, every_s=10.0), 64)
     assert sessions.has_starts
-    loop = OpenLoop(sessions, 0, load=2.0, share=1.0, until_s=30.0)
+    loop = OpenLoop(sessions, 0, load=2.0, share=Fraction(1), until_s=30.0)
     assert [play.start_s for play in loop.first()] == [0, 5, 10, 15, 16, 21, 26]
 
 
-def test_a_part_of_recorded_sessions_is_drawn() -> None:
+def started(sessions: TraceSessions, seed: int, until_s: float = 400.0) -> list[str]:
+    quarter = Fraction(1, 4)
+    return [
+        play.name
+        for play in OpenLoop(sessions, seed, load=1.0, share=quarter, until_s=until_s).first()
+    ]
+
+
+def test_seeds_that_follow_each_other_play_parts_that_share_no_session() -> None:
     sessions = TraceSessions(chat(400, every_s=1.0), 64)
-    part = OpenLoop(sessions, 0, load=1.0, share=0.25, until_s=400.0).first()
-    assert 70 < len(part) < 130
+    parts = [started(sessions, seed) for seed in range(4)]
+    assert sorted(name for part in parts for name in part) == sorted(
+        f"{index}.0" for index in range(400)
+    )
+    assert all(95 <= len(part) <= 105 for part in parts)
+    assert started(sessions, 4) not in parts
+
+
+def test_a_trace_played_again_has_fresh_prefixes_and_another_part() -> None:
+    # One prompt in all requests: in the second hour none of it is there.
+    call = Call((BlockRun(7, 2),), 8, 1100, 10, 0.0, None)
+    trace = Trace("t", 512, tuple(Session(f"{n}", (call,), n * 10.0) for n in range(100)))
+    sessions = TraceSessions(trace, 64)
+    loop = OpenLoop(sessions, 0, load=1.0, share=Fraction(1), until_s=1200.0)
+    first, again = loop.first()[0], loop.first()[-1]
+    assert (first.name, again.name[-2:]) == ("0.0", ".1")
+    assert not set(next(first.calls).blocks) & set(next(again.calls).blocks)
+    names = started(TraceSessions(chat(400, every_s=1.0), 64), 0, until_s=800.0)
+    laps = [{name.split(".")[0] for name in names if name.endswith(lap)} for lap in (".0", ".1")]
+    assert not laps[0] & laps[1]
+
+
+def test_a_session_and_its_subagent_have_no_prompts_in_common() -> None:
+    calls = [
+        Call((BlockRun((3 << 40) + first, 2),), 900 + first, 140, 10, 0.0, None)
+        for first in (0, 50)
+    ]
+    trace = Trace("t", 64, (Session("s", (calls[0],), 0.0), Session("s/a", (calls[1],), 0.0)))
+    sessions = TraceSessions(trace, 64)
+    (one,), (again,) = list(sessions.play(0, "a")), list(sessions.play(0, "b"))
+    assert not set(one.blocks) & set(again.blocks)
 
 
 def test_mixed_traffic_follows_each_with_its_own_kind() -> None:
     agent = ClosedLoop(TraceSessions(agents(2, 2), 64), 1, 0, ramp_s=0, name="agents/")
-    talk = OpenLoop(TraceSessions(chat(2, 1.0), 64), 0, load=1, share=1, until_s=5, name="chat/")
+    talk = OpenLoop(
+        TraceSessions(chat(2, 1.0), 64), 0, load=1, share=Fraction(1), until_s=5, name="chat/"
+    )
     mixed = Mixed([agent, talk])
     plays = mixed.first()
     assert [play.name.split("/")[0] for play in plays] == ["agents", *["chat"] * (len(plays) - 1)]
