@@ -36,7 +36,7 @@ AREAS = (
     Area(tuple(f"kernels/{name}.py" for name in KERNELS), ("tests/kernels", NOT_TRITON), 2),
     Area(("hisparsed/node/**/*.py",), ("tests/node", "-m", "not engine and not long"), 2),
 )
-QUICK = ("-m", "not long", "-x", "-n", "0", "--timeout", "600")
+ONE_BY_ONE = ("-x", "-n", "0", "--timeout", "600")
 _PAIRS: list[tuple[type[ast.AST], type[ast.AST]]] = [
     *[(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)],
     *[(ast.In, ast.NotIn), (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv), (ast.And, ast.Or)],
@@ -116,16 +116,16 @@ def chosen(count: int, seed: int) -> list[Mutant]:
 def killers(mutant: Mutant) -> list[str]:
     """The first test of its area that fails, or what pytest says where it cannot even begin.
 
-    What killed it before is tried first.
+    What killed it before is tried first, also where that is long by now.
     """
     path = place_of(mutant)[0]
     area = next(one for one in AREAS if any(path in ROOT.glob(pattern) for pattern in one.code))
     with copy_with(mutant) as tree, suppress(LookupError):
-        if mutant.killed_by and (again := failures(tree, *QUICK, *node_ids(mutant.killed_by))):
+        if mutant.killed_by and (again := failures(tree, *ONE_BY_ONE, *node_ids(mutant.killed_by))):
             return sorted(again)
     with copy_with(mutant) as tree:
         try:
-            return sorted(failures(tree, *QUICK, *area.tests))
+            return sorted(failures(tree, "-m", "not long", *ONE_BY_ONE, *area.tests))
         except RuntimeError as error:
             return [str(error).splitlines()[0]]
 

@@ -67,6 +67,12 @@ def test_each_value_says_where_it_comes_from() -> None:
     assert plain["hot.start"].origin is Origin.DEFAULT
 
 
+def test_an_override_of_no_key_is_refused_with_the_closest_one() -> None:
+    (said,) = rejected(DOCUMENT, override("hot.maks", "4"))
+    assert "hot.maks" in said
+    assert "hot.max" in said
+
+
 def test_no_combination_of_entries_may_be_invalid() -> None:
     text = (
         "version: 1\n"

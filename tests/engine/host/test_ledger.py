@@ -346,3 +346,18 @@ def test_a_negative_target_is_refused() -> None:
         ledger.set_offload_target(-1)
     with pytest.raises(ValueError, match="reserve target must not be negative, got -2"):
         ledger.set_reserve_target(-2)
+
+
+def test_blocks_that_are_held_for_another_outlive_the_request_that_filled_them() -> None:
+    ledger, pool, _ = make()
+    filled = pool.get_new_blocks(3)
+    pool.hold_for("ticket", [block.block_id for block in filled])
+    pool.free_blocks(filled)
+    ledger.set_offload_target(1000)
+    ledger.advance(head_need_blocks=0)
+    assert {block.ref_cnt for block in filled} == {1}
+    assert pool.referenced_blocks - pool.held_blocks == 3
+    sound(ledger)
+    pool.let_go("ticket")
+    assert pool.referenced_blocks == pool.held_blocks
+    sound(ledger)

@@ -96,6 +96,17 @@ def test_restarts_are_capped_over_restarts_within_an_hour(around: Around) -> Non
     assert len(around.restarts) == 3
 
 
+def test_restarts_from_before_the_clock_was_set_back_count_for_an_hour(around: Around) -> None:
+    stalled = around.outcome(WORDS, on_stall="restart", most_restarts=1)
+    around.stalls().watch(stalled)
+    around.now_s -= 2 * HOUR_S
+    around.stalls().watch(stalled)
+    assert len(around.restarts) == 1, "the one of two hours ahead counts as of now"
+    around.now_s += HOUR_S + 1
+    around.stalls().watch(stalled)
+    assert len(around.restarts) == 2
+
+
 def test_a_count_that_cannot_be_kept_restarts_nothing(around: Around) -> None:
     (around.folder / f"{RESTARTS_FILE}.new").mkdir()
     around.stalls().watch(around.outcome(WORDS, on_stall="restart"))
