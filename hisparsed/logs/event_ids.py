@@ -75,6 +75,24 @@ _WORDED: Final = (
         "Ended processes of an engine whose daemon was killed: %s.",
     ),
     LogEvent(
+        "shared-memory-removed",
+        "warning",
+        "a node was killed with all its processes; its shared memory is free now",
+        "Removed shared memory of an engine whose node was killed: %s.",
+    ),
+    LogEvent(
+        "shared-memory-unreadable",
+        "warning",
+        "look for it with `ls -l /dev/shm` while no engine runs",
+        "%s cannot be read (%s); memory that it names stays.",
+    ),
+    LogEvent(
+        "shared-memory-not-recorded",
+        "warning",
+        "check the state folder; nothing is lost unless the whole node is killed",
+        "%s cannot be written: %s; shared memory stays if the node is killed.",
+    ),
+    LogEvent(
         "processes-left",
         "warning",
         "the kernel has not taken their memory back; the next start may find too little",

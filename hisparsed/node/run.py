@@ -33,6 +33,7 @@ from hisparsed.errors import EXIT_ENGINE_GONE, UserError
 from hisparsed.logs.event_ids import NODE_KIND
 from hisparsed.node.engine.processes import STATE_ENV, end_orphans
 from hisparsed.node.engine.records import EngineRecord
+from hisparsed.node.engine.shared_memory import SharedMemoryRecord
 from hisparsed.node.engine.start import StoppedWhileStarting, start_session
 from hisparsed.node.engine.supervision import Outcome
 from hisparsed.node.engine.supervisor import Supervisor
@@ -136,13 +137,16 @@ def run_node(
 
 
 def _begin_alone(state_dir: Path) -> None:
-    """Call with the lock on ``state_dir`` held: what a killed daemon left running ends."""
+    """Call with the lock on ``state_dir`` held: what a killed daemon left ends or is removed."""
     os.environ[STATE_ENV] = str(state_dir)
     # vLLM names its processes with setproctitle, which else writes over what they are known by.
     os.environ["SPT_NOENV"] = "1"
     ended = end_orphans(state_dir)
     if ended:
         log.warning("Ended processes of an engine whose daemon was killed: %s.", ended)
+    removed = SharedMemoryRecord(state_dir).remove()
+    if removed:
+        log.warning("Removed shared memory of an engine whose node was killed: %s.", removed)
 
 
 @contextlib.contextmanager

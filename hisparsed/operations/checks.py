@@ -260,7 +260,7 @@ def shared_memory_left(q: Examination) -> Iterator[Finding]:
 
 
 def leaked_memory(q: Examination) -> Iterator[Finding]:
-    for file in q.machine.offload_files:
+    for file in q.machine.shared_files:
         size = format_bytes(file.size_bytes)
         if file.held:
             continue

@@ -23,6 +23,7 @@ from hisparsed.engine.reference import launch as reference
 from hisparsed.errors import UserError
 from hisparsed.node import startable
 from hisparsed.node.engine.processes import end_orphans
+from hisparsed.node.engine.shared_memory import SharedMemoryRecord
 from hisparsed.node.resources import forget_folder
 from hisparsed.operations.checks import WHILE_RUNNING, Examination, Finding, examine
 from hisparsed.operations.known_faults import load_known_faults
@@ -110,7 +111,9 @@ def put_right(findings: Sequence[Finding], machine: Machine, config: NodeConfig)
     """Remove what dead engines and daemons left; the findings, with what was put right marked."""
     ended = end_orphans(config.state_dir) if machine.orphans else []
     gone = {str(pid) for pid in ended}
-    gone |= {str(file.path) for file in machine.offload_files if file.held is False and sweep(file)}
+    if ended:
+        SharedMemoryRecord(config.state_dir).remove()
+    gone |= {str(file.path) for file in machine.shared_files if file.held is False and sweep(file)}
     if machine.dead_folder is not None and remove_folder(machine.dead_folder):
         gone.add(str(machine.dead_folder))
         forget_folder(config.state_dir)

@@ -31,7 +31,8 @@ from hisparsed.engine.cuda.nvml import GpuReader, GpuReading, nvidia_library
 from hisparsed.engine.cuda.proof.kept import KeptProofs
 from hisparsed.engine.cuda.proof.question import Proof
 from hisparsed.errors import UserError
-from hisparsed.node.engine.processes import is_held, orphans, remove_unheld
+from hisparsed.node.engine.processes import orphans
+from hisparsed.node.engine.shared_memory import SharedMemoryRecord, is_held, remove_unheld
 from hisparsed.node.resources import bind_tcp, noted_folder, state_lock
 
 OFFLOAD_FILES = "vllm_offload_*"
@@ -47,10 +48,11 @@ class ShmFile:
     """Whether some process has it open or mapped; ``None`` where the kernel does not say."""
 
 
-def offload_files(folder: Path) -> list[ShmFile]:
-    """vLLM's files in ``folder``, which is /dev/shm."""
+def shared_files(folder: Path, state_dir: Path) -> list[ShmFile]:
+    """Of ``folder``, which is /dev/shm: vLLM's files, and those on record in ``state_dir``."""
+    recorded = {Path(file.path) for file in SharedMemoryRecord(state_dir).left()}
     found = []
-    for path in sorted(folder.glob(OFFLOAD_FILES)):
+    for path in sorted({*folder.glob(OFFLOAD_FILES), *recorded}):
         try:
             size_bytes = path.lstat().st_blocks * 512
             found.append(ShmFile(path, size_bytes, is_held(path)))
@@ -110,7 +112,7 @@ class Machine:
     """What the node may still take: of the machine, and of each cgroup that it is in."""
     shm_total_bytes: int
     shm_free_bytes: int
-    offload_files: tuple[ShmFile, ...]
+    shared_files: tuple[ShmFile, ...]
     memlock_bytes: int | None
     """``None`` is no limit."""
     kernel: str
@@ -163,7 +165,7 @@ def read_machine(config: NodeConfig) -> Machine:
         huge_free_bytes=huge_free,
         shm_total_bytes=shm.total,
         shm_free_bytes=shm.free,
-        offload_files=tuple(offload_files(SHM)),
+        shared_files=tuple(shared_files(SHM, config.state_dir)),
         memlock_bytes=_memlock(),
         kernel=platform.release(),
         driver=driver,
@@ -195,7 +197,7 @@ def look_again(before: Machine, config: NodeConfig) -> Machine:
         before,
         available_bytes=available_memory_bytes(),
         shm_free_bytes=shm.free,
-        offload_files=tuple(offload_files(SHM)),
+        shared_files=tuple(shared_files(SHM, config.state_dir)),
         gpus=gpus,
         clock_kept=_clock_kept(),
         unix_s=time.time(),

@@ -91,9 +91,9 @@ def test_a_sound_machine_has_every_check_and_nothing_to_say(ask: Any) -> None:
         ({"dead_folder": Path("/tmp/hisparsed-run-a")}, {"dead-daemon": Severity.NOTE}),  # noqa: S108
         ({"dead_socket": Path("/run/control.sock")}, {"dead-daemon": Severity.NOTE}),
         ({"orphans": (Orphan(7, "VLLM::EngineCore"),)}, {"orphans": Severity.WARNING}),
-        ({"offload_files": (ShmFile(LEAK, GIB, True),)}, {}),
-        ({"offload_files": (ShmFile(LEAK, GIB, False),)}, {"leaked-memory": Severity.WARNING}),
-        ({"offload_files": (ShmFile(LEAK, GIB, None),)}, {"leaked-memory": Severity.WARNING}),
+        ({"shared_files": (ShmFile(LEAK, GIB, True),)}, {}),
+        ({"shared_files": (ShmFile(LEAK, GIB, False),)}, {"leaked-memory": Severity.WARNING}),
+        ({"shared_files": (ShmFile(LEAK, GIB, None),)}, {"leaked-memory": Severity.WARNING}),
     ],
     ids=str,
 )
@@ -171,7 +171,7 @@ def test_every_finding_says_what_why_and_how(ask: Any) -> None:
         "gpus": (),
         "vllm": "0.1",
         "numa_free_bytes": (0, GIB),
-        "offload_files": (ShmFile(LEAK, GIB, None),),
+        "shared_files": (ShmFile(LEAK, GIB, None),),
         "disk_free_bytes": 0,
         "clock_kept": False,
     }

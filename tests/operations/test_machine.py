@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hisparsed.operations.machine import ShmFile, offload_files, reserved_huge_pages, sweep
+from hisparsed.node.engine.shared_memory import SharedMemoryRecord, files_there
+from hisparsed.operations.machine import ShmFile, reserved_huge_pages, shared_files, sweep
 
 PAGE = mmap.PAGESIZE
 
@@ -22,13 +23,17 @@ def leak(tmp_path: Path) -> Path:
     return path
 
 
+def files_in(folder: Path) -> list[ShmFile]:
+    return shared_files(folder, folder / "state")
+
+
 def held(path: Path) -> bool | None:
-    (found,) = offload_files(path.parent)
+    (found,) = files_in(path.parent)
     return found.held
 
 
 def test_a_file_that_nobody_has_open_is_dead(leak: Path) -> None:
-    (found,) = offload_files(leak.parent)
+    (found,) = files_in(leak.parent)
     assert (found.path, found.size_bytes, found.held) == (leak, PAGE, False)
     assert sweep(found)
     assert not leak.exists()
@@ -76,7 +81,7 @@ def test_who_opens_a_file_while_it_is_looked_at_ends_nobody(leak: Path) -> None:
     """The kernel tells the holder of a lease by a signal; here in a thread, as of a daemon."""
     code = (
         "import os, sys, threading\n"
-        "from hisparsed.node.engine.processes import _only_holder, _opened\n"
+        "from hisparsed.node.engine.shared_memory import _only_holder, _opened\n"
         "def look():\n"
         "    with _opened(sys.argv[1]) as number, _only_holder(number) as alone:\n"
         "        try:\n"
@@ -95,7 +100,22 @@ def test_who_opens_a_file_while_it_is_looked_at_ends_nobody(leak: Path) -> None:
 
 def test_other_files_are_none_of_ours(tmp_path: Path) -> None:
     (tmp_path / "sem.other").touch()
-    assert offload_files(tmp_path) == []
+    assert files_in(tmp_path) == []
+
+
+def test_what_a_killed_engine_had_recorded_is_found_too(tmp_path: Path) -> None:
+    path = Path("/dev/shm") / f"hisparsed-test-{os.getpid()}"  # noqa: S108 (shared memory)
+    path.touch()
+    try:
+        SharedMemoryRecord(tmp_path).add(
+            frozenset(one for one in files_there() if one.path == str(path))
+        )
+        (found,) = shared_files(tmp_path, tmp_path)
+        assert (found.path, found.held) == (path, False)
+        assert sweep(found)
+        assert shared_files(tmp_path, tmp_path) == []
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def test_a_link_is_not_followed(tmp_path: Path, leak: Path) -> None:
@@ -114,7 +134,7 @@ def test_what_is_gone_already_counts_as_swept(tmp_path: Path) -> None:
 
 def test_looking_leaves_the_file_as_it_was(leak: Path) -> None:
     before = leak.stat()
-    offload_files(leak.parent)
+    files_in(leak.parent)
     after = leak.stat()
     assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
     os.close(os.open(leak, os.O_RDWR))  # no lease is left that would hold this up

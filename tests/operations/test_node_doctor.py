@@ -48,7 +48,7 @@ def test_what_cannot_change_stays_with_the_time_it_was_seen(ask: Any) -> None:
 @pytest.mark.parametrize(
     ("check", "changes"),
     [
-        ("leaked-memory", {"offload_files": (LEAK,)}),
+        ("leaked-memory", {"shared_files": (LEAK,)}),
         ("journal-disk", {"disk_free_bytes": 0}),
         ("clock", {"clock_kept": False}),
         ("gpu-clocks", {"gpus": (Gpu("NVIDIA H200", 141 * GIB, 0, 0, ("heat",)),)}),

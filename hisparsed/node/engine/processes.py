@@ -1,22 +1,18 @@
 """The processes of one engine and their shared memory: how they end, and that they do.
 
-Identifies them by process id and start time, so that no other process is taken for one of them. A
-file that anybody still holds is never removed: the kernel gives a write lease only on a file that
-no other process holds, in any container and of any user. Not for stopping an engine that still
-answers; vLLM does that.
+Identifies them by process id and start time, so that no other process is taken for one of them. Not
+for stopping an engine that still answers; vLLM does that.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,61 +20,9 @@ from pathlib import Path
 import psutil
 
 from hisparsed.engine.plugin import LAUNCHED_ENV
+from hisparsed.node.engine.shared_memory import SharedFile, files_there, mapped_by, remove_left
 
 log = logging.getLogger("hisparsed.daemon")
-
-
-def is_held(path: Path) -> bool | None:
-    """``None`` where the kernel does not say. Raises ``FileNotFoundError``."""
-    try:
-        with _opened(path) as number, _only_holder(number) as alone:
-            return None if alone is None else not alone
-    except FileNotFoundError:
-        raise
-    except OSError:
-        return None
-
-
-def remove_unheld(path: Path) -> bool:
-    """Remove a file that no process holds; says whether it is gone."""
-    try:
-        with _opened(path) as number, _only_holder(number) as alone:
-            if alone:
-                path.unlink()
-            return bool(alone)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        yield number
-    finally:
-        os.close(number)
-
-
-@contextmanager
-def _only_holder(number: int) -> Iterator[bool | None]:
-    """If true, no other process can open the file inside. ``None``: the kernel gives no leases
-    here.
-    """
-    try:
-        # Whoever opens the file meanwhile makes the kernel send a signal. SIGIO, which is usual,
-        # would end this process; this one is ignored by default.
-        fcntl.fcntl(number, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    except BlockingIOError:
-        yield False
-        return
-    except OSError:
-        yield None
-        return
-    yield True
-    fcntl.fcntl(number, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 STATE_ENV = "HISPARSED_STATE_DIR"
@@ -90,7 +34,6 @@ COMPILERS = frozenset(
 """Programs that Triton, FlashInfer, DeepGEMM and torch start to compile a kernel."""
 _ORPHANS_S = 10.0
 _LOOK_EVERY_S = 0.05
-_SHM = "/dev/shm/"  # noqa: S108 (where the kernel keeps shared memory)
 
 
 @dataclass(frozen=True)
@@ -99,8 +42,8 @@ class EngineProcesses:
 
     roots: tuple[BaseProcess, ...] = ()
     others: tuple[psutil.Process, ...] = ()
-    shared: frozenset[str] = frozenset()
-    """Files in /dev/shm that they had mapped."""
+    shared: frozenset[SharedFile] = frozenset()
+    """Files in /dev/shm that they have made and mapped."""
 
     @property
     def killed(self) -> bool:
@@ -169,21 +112,23 @@ class EngineProcesses:
         """Remove shared memory that ended processes left and no process holds; the names
         removed.
         """
-        left = [Path(name) for name in sorted(self.shared) if Path(name).exists()]
-        return [str(path) for path in left if remove_unheld(path)]
+        return remove_left(self.shared)
 
 
 class ProcessesSince:
     """The engine's processes: children that multiprocessing began since this was made.
 
-    ``look`` now and then: what began and ended between two looks is not known.
+    ``look`` now and then: what began and ended between two looks is not known. ``record`` gets
+    their shared memory at every look.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, record: Callable[[frozenset[SharedFile]], None] = lambda _: None) -> None:
+        self._record = record
+        self._of_others = files_there()
         self._before = frozenset(one.pid for one in multiprocessing.active_children())
         self._roots: dict[int | None, BaseProcess] = {}
         self._others: dict[psutil.Process, None] = {}
-        self._shared: frozenset[str] = frozenset()
+        self._shared: frozenset[SharedFile] = frozenset()
 
     def look(self) -> EngineProcesses:
         """All that were ever seen. Blocks for some milliseconds."""
@@ -196,7 +141,8 @@ class ProcessesSince:
                 others += psutil.Process(pid).children(recursive=True)
         self._others.update(dict.fromkeys(others))
         pids = [pid for pid in (*self._roots, *(one.pid for one in others)) if pid is not None]
-        self._shared = self._shared.union(*map(_shared_memory, pids))
+        self._shared = self._shared.union(*map(mapped_by, pids)) - self._of_others
+        self._record(self._shared)
         return EngineProcesses(tuple(self._roots.values()), tuple(self._others), self._shared)
 
 
@@ -216,13 +162,10 @@ def orphans(state_dir: Path) -> list[psutil.Process]:
 
 
 def end_orphans(state_dir: Path) -> list[int]:
-    """Kill them and free what they shared; the ids of those that have ended. Blocks."""
+    """Kill them; the ids of those that have ended. Blocks."""
     found = orphans(state_dir)
-    shared = frozenset().union(*(_shared_memory(one.pid) for one in found))
-    left = EngineProcesses((), tuple(found), shared)
     if found:
-        left.end_within(_ORPHANS_S, kill=True)
-        left.free()
+        EngineProcesses((), tuple(found)).end_within(_ORPHANS_S, kill=True)
     return [one.pid for one in found if not _holds_memory(one)]
 
 
@@ -260,12 +203,3 @@ def exit_text(code: int | None, *, killed: bool = False) -> str:
     if killed:
         return "was killed by the daemon"
     return f"was killed by {name}; the kernel does that when memory runs out (dmesg)"
-
-
-def _shared_memory(pid: int) -> frozenset[str]:
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text("utf-8", errors="replace")
-    except OSError:
-        return frozenset()
-    names = (line.split(maxsplit=5)[-1] for line in maps.splitlines())
-    return frozenset(name for name in names if name.startswith(_SHM))

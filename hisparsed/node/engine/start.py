@@ -28,6 +28,7 @@ from hisparsed.node.engine.kernels import Settled
 from hisparsed.node.engine.processes import EngineProcesses, ProcessesSince
 from hisparsed.node.engine.records import RestartFile
 from hisparsed.node.engine.session import EngineSession, LatestTick, RunningEngine
+from hisparsed.node.engine.shared_memory import SharedMemoryRecord
 from hisparsed.node.engine.values import EngineValues, engine_stop_s
 from hisparsed.node.engine.watchdog import StallWatchdog
 from hisparsed.node.node import WORKER_STOP_ENV, Node
@@ -119,7 +120,7 @@ async def _launch(node: Node, settled: Settled, folder: Path, stop: asyncio.Even
     os.environ[_RPC_FOLDER_ENV] = str(folder)
     if node.sets_worker_stop:
         os.environ[WORKER_STOP_ENV] = str(int(stop_s))
-    since = ProcessesSince()
+    since = ProcessesSince(SharedMemoryRecord(node.config.state_dir).add)
 
     def launch() -> tuple[EngineHandle, Any]:
         from hisparsed.engine.launch import launch_engine, require_startable

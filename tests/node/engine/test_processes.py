@@ -132,7 +132,7 @@ def test_killed_ones_end_and_say_how(processes: EngineProcesses) -> None:
 def test_shared_memory_is_removed_once_nobody_holds_it(
     processes: EngineProcesses, shared: Path
 ) -> None:
-    assert str(shared) in processes.shared
+    assert str(shared) in {one.path for one in processes.shared}
     assert processes.free() == [], "it is in use"
     assert shared.exists()
     processes.kill()
