@@ -175,7 +175,7 @@ class TopApp(App[None]):
 
     def action_help(self) -> None:
         self.push_screen(
-            DetailDialog("Keys and signs", lambda width: help_lines(self.glyphs, width))
+            DetailDialog("Keys and symbols", lambda width: help_lines(self.glyphs, width))
         )
 
     def action_command_palette(self) -> None:
@@ -198,7 +198,7 @@ class TopApp(App[None]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """What the palette offers."""
-        yield SystemCommand("Help", "Keys and signs", self.action_help)
+        yield SystemCommand("Help", "Keys and symbols", self.action_help)
         yield SystemCommand("Next theme", "Dark, light, colour-blind", self.action_next_theme)
         if self._fleet is not None:
             yield SystemCommand("Fleet", "All nodes, worst first", self.action_fleet)
@@ -225,14 +225,14 @@ class NodeScreen(SteadyScreen[None]):
         Binding("Z", "freeze_all", "Freeze all"),
         Binding("p", "pause", "Pause", show=False),
         Binding("w", "span", "Span", show=False),
-        Binding("space", "player('toggle')", "Play/stand", show=False),
+        Binding("space", "player('toggle')", "Play/pause", show=False),
         Binding("plus,equals_sign", "player('faster')", "Faster", show=False),
         Binding("minus", "player('slower')", "Slower", show=False),
         Binding("left", "player('back')", "Back", show=False),
-        Binding("right", "player('on')", "On", show=False),
+        Binding("right", "player('on')", "Forward", show=False),
         Binding("shift+left", "player('far_back')", "Far back", show=False),
-        Binding("shift+right", "player('far_on')", "Far on", show=False),
-        Binding("left_square_bracket", "player('previous_move')", "Move before", show=False),
+        Binding("shift+right", "player('far_on')", "Far forward", show=False),
+        Binding("left_square_bracket", "player('previous_move')", "Previous move", show=False),
         Binding("right_square_bracket", "player('next_move')", "Next move", show=False),
         Binding("escape", "fleet", "Fleet", show=False),
     ]
@@ -306,7 +306,7 @@ class NodeScreen(SteadyScreen[None]):
             self.query_one("#too-small", LinesView).show_lines(
                 [
                     line((words, "bad")),
-                    line(f"{LEAST_WIDTH}x{LEAST_HEIGHT} is the least."),
+                    line(f"The least is {LEAST_WIDTH}x{LEAST_HEIGHT}."),
                     line("q quits."),
                 ]
             )

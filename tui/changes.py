@@ -92,7 +92,7 @@ def freeze(model: NodeModel, lever: str) -> ChangeRequest:
         (
             f"{lever} stays at {_current(model, lever)} until it is thawed or the daemon ends; a "
             "reload does not thaw it.",
-            "Its decisions are still made and explained, with the reason Frozen.",
+            "The policy still decides and explains, with the reason Frozen.",
         ),
         "/v1/freeze",
         {"levers": [lever]},
@@ -116,7 +116,7 @@ def freeze_all(model: NodeModel) -> ChangeRequest:
             (
                 "All levers stay where they are until they are thawed or the daemon ends; a reload "
                 "does not thaw them. Calls are served as before.",
-                "Their decisions are still made and explained, with the reason Frozen.",
+                "The policy still decides and explains, with the reason Frozen.",
             ),
             "/v1/freeze",
             {"levers": list(LEVERS)},

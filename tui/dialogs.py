@@ -18,6 +18,8 @@ from hisparsed.tui.widgets import LinesView, SteadyModal
 
 DIALOG_TEXT = 68
 """Cells of text that a line of a dialog holds."""
+_DETAIL_FRAME = 4
+"""Rows of a detail dialog beside its text: frame, title and an empty one."""
 LinesFor = Callable[[int], Sequence[Line]]
 """Lines for a width in cells."""
 
@@ -100,6 +102,11 @@ class ValueDialog(SteadyModal[tuple[str, float | None] | None]):
             yield Input(placeholder="value, as the policy file would have it", id="value")
             yield Input(placeholder="for how long: 10m, 1h30m, or: until unset", id="for")
             yield Label("", id="mistake", markup=False)
+            yield Static(
+                "Enter goes to the next field, then asks before anything changes.",
+                classes="hint",
+                markup=False,
+            )
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -129,7 +136,7 @@ class ValueDialog(SteadyModal[tuple[str, float | None] | None]):
 
 
 class DetailDialog(SteadyModal[None]):
-    """Something long to read; fits itself to the width."""
+    """Text to read: as tall as its lines, at most as tall as the screen allows."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter", "leave", "Back"),
@@ -161,6 +168,7 @@ class DetailDialog(SteadyModal[None]):
         lines = list(self._lines(max(20, view.size.width - 2)))
         if self._note:
             lines = [line((self._note, "warn")), EMPTY, *lines]
+        view.styles.height = max(1, min(len(lines), self.size.height * 92 // 100 - _DETAIL_FRAME))
         view.show_lines(lines)
 
     def action_leave(self) -> None:

@@ -497,7 +497,7 @@ class LogsPage(Page):
         model = self.shown
         if model is not None:
             self.app.push_screen(
-                DetailDialog("What the doctor found", lambda width: doctor_lines(model, width))
+                DetailDialog("Findings of the doctor", lambda width: doctor_lines(model, width))
             )
 
     @work

@@ -135,6 +135,32 @@ def wrap(text: str, width: int, role: str = "") -> list[Line]:
     return lines
 
 
+def wrap_line(text: Line, width: int, indent: int) -> list[Line]:
+    """``text`` over as many lines as it needs, broken between words; what does not fit on the
+    first continues after ``indent`` cells. Roles stay."""
+    lines, rest, room, head = [], text, width, EMPTY
+    while rest.cells > room:
+        cells = _break_at(rest.plain, room)
+        lines.append(head + fit(rest, cells, more=""))
+        rest = _without_spaces(drop(rest, cells))
+        head, room = line(" " * indent), max(8, width - indent)
+    return [*lines, head + rest]
+
+
+def _break_at(text: str, room: int) -> int:
+    """Cells of the words that fit into ``room``; all of it where the first word does not fit."""
+    fits = set_cell_size(text, room)
+    if text[len(fits) : len(fits) + 1] == " ":
+        return room
+    words = fits.rstrip(" ").rpartition(" ")[0]
+    return cell_len(words.rstrip(" ")) or room
+
+
+def _without_spaces(text: Line) -> Line:
+    """Without those at its start."""
+    return drop(text, len(text.plain) - len(text.plain.lstrip(" ")))
+
+
 def hanging(head: Line, text: str, width: int, role: str = "") -> list[Line]:
     """``text`` after ``head``; what does not fit continues below itself."""
     first, *more = wrap(text, max(8, width - head.cells), role)

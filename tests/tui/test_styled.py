@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hisparsed.tui import format as fmt
-from hisparsed.tui.styled import drop, ends, fit, line, wrap
+from hisparsed.tui.styled import drop, ends, fit, line, wrap, wrap_line
 from hisparsed.tui.views.drawing import BarSegment, bar, cells_of, marks
 
 
@@ -29,6 +29,22 @@ def test_wrapped_lines_are_no_wider_than_asked(text: str, width: int) -> None:
 def test_wrapping_loses_no_word() -> None:
     words = "Lend the offload pool 424 host blocks instead of 480."
     assert " ".join(one.plain for one in wrap(words, 20)) == words
+
+
+@given(st.text(st.characters(max_codepoint=0x2FF), max_size=200), st.integers(12, 60))
+def test_a_line_wrapped_with_its_roles_keeps_to_the_width(text: str, width: int) -> None:
+    wrapped = wrap_line(line(("12:00  ", "dim"), text), width, 4)
+    assert all(one.cells <= width for one in wrapped)
+    joined = "".join(one.plain for one in wrapped)
+    assert joined.replace(" ", "") == line("12:00", text).plain.replace(" ", "")
+
+
+def test_a_wrapped_line_breaks_between_words_and_keeps_roles() -> None:
+    text = line(("12:00  ", "dim"), ("moved ", "good"), "because requests ", ("waited", "bad"))
+    wrapped = wrap_line(text, 22, 7)
+    assert [one.plain for one in wrapped] == ["12:00  moved because", "       requests waited"]
+    assert wrapped[0].spans[:2] == (("12:00  ", "dim"), ("moved ", "good"))
+    assert wrapped[1].spans[-1] == ("waited", "bad")
 
 
 def test_control_characters_of_a_node_never_reach_the_terminal() -> None:

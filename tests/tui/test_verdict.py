@@ -130,11 +130,13 @@ def test_a_node_that_was_never_reached_says_why() -> None:
     model = NodeModel("n", "/run/n/control.sock")
     model.apply(updates.Lost("/run/n/control.sock: no daemon has this socket"), NOW_S)
     assert words(model) == {
-        "Node": "NEVER REACHED at /run/n/control.sock: no daemon has this socket"
+        "Node": "NEVER REACHED at /run/n/control.sock: no daemon has this socket. "
+        "See systemctl status hisparsed, and control_socket in hisparsed.yaml"
     }
-    page = [one.plain.strip() for one in overview_lines(model, 120, 36, CONTEXT)]
+    page = [one.plain.strip() for one in overview_lines(model, 160, 36, CONTEXT)]
     assert [one for one in page if one] == [
-        "Node    NEVER REACHED at /run/n/control.sock: no daemon has this socket"
+        "Node    NEVER REACHED at /run/n/control.sock: no daemon has this socket. "
+        "See systemctl status hisparsed, and control_socket in hisparsed.yaml"
     ]
 
 

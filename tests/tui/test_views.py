@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -212,6 +213,23 @@ def test_help_fits_a_small_terminal() -> None:
     assert max(one.cells for one in help_lines(UNICODE, 70)) <= 70
 
 
+def test_on_a_wide_screen_the_help_has_two_columns() -> None:
+    narrow, wide = help_lines(UNICODE, 151), help_lines(UNICODE, 152)
+    assert len(wide) < 0.6 * len(narrow)
+    assert max(one.cells for one in wide) <= 152
+    assert sorted(" ".join(one.plain for one in wide).split()) == sorted(
+        " ".join(one.plain for one in narrow).split()
+    )
+
+
+def test_where_rows_are_free_the_latest_entries_show_their_whole_sentence() -> None:
+    model = recorded_model("n")
+    shown = "\n".join(one.plain for one in overview_lines(model, 200, 57, CONTEXT))
+    journal = shown[shown.index("moves and events") :]
+    assert journal.count("…") == 1, "the oldest, for which no row is left"
+    assert "admission, schedules" in re.sub(r"[\s│]+", " ", journal)
+
+
 def test_a_long_place_of_the_policy_leaves_room_for_its_generation() -> None:
     narrow = summary_lines(MODEL, 60, CONTEXT)
     assert narrow[0].plain.endswith("policy.yaml")
@@ -368,7 +386,7 @@ def test_a_request_is_told_in_words() -> None:
     row = next(one for one in recorded("requests")["rows"] if one["residency"] == "mixed")
     said = " ".join(plain(request_detail({**row, "new_key": 7}, 80)).split())
     for words in (
-        "running; came 32s ago, preempted 0 times",
+        "running; arrived 32s ago, preempted 0 times",
         "1,058 tokens, 1,057 of them computed",
         "mixed: some of its pages are on the GPU",
         "512 of 512 rows filled (100%)",

@@ -1,7 +1,7 @@
 """The journal as rows: decisions and events, filtered, newest first; and one of them whole.
 
-A decision whole shows its figures, what was expected, what came of it, and the snapshot behind
-it.
+A single decision shows its figures, the expected and the measured effect, and the snapshot that it
+used.
 """
 
 from __future__ import annotations
@@ -167,6 +167,10 @@ def entry_line(
     )
 
 
+SENTENCE_AT = 49
+"""Cells of a line with ``values`` before an event's sentence and before a decision's value."""
+
+
 def _reason_first(sentence: str) -> tuple[Part, ...]:
     why, what = why_and_what(sentence)
     return (why, (f"; so {what}" if what else "", "dim"))
@@ -260,10 +264,10 @@ def decision_detail(entry: Document, whole: Document | None, width: int) -> list
                 f"{text(one, 'code') or '':<20} ",
             )
             lines += hanging(head, why_and_what(text(one, "sentence") or "")[0], width)
-    lines += [EMPTY, line(("figures behind it (what was expected)", "title"))]
+    lines += [EMPTY, line(("figures, and what was expected", "title"))]
     lines += _figures(dig(entry, "figures"))
     if whole is not None:
-        lines += [EMPTY, line(("what came of it", "title")), *_came_of_it(whole)]
+        lines += [EMPTY, line(("effect", "title")), *_measured(whole)]
         lines += [EMPTY, line(("snapshot", "title")), *_flat(dig(whole, "snapshot"))]
     return lines
 
@@ -280,7 +284,7 @@ def _figures(figures: object) -> list[Line]:
     ]
 
 
-def _came_of_it(whole: Document) -> list[Line]:
+def _measured(whole: Document) -> list[Line]:
     applied, confirmation = dig(whole, "applied"), dig(whole, "confirmation")
     lines = []
     if applied is None:

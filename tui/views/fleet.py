@@ -14,6 +14,7 @@ from hisparsed.tui.wire import number, text
 
 _LABEL = 18
 _LEAST_CHART = 24
+_WIDEST_CHART = 120
 _STATE = 20
 
 
@@ -67,7 +68,8 @@ def fleet_line(model: NodeModel, width: int, context: ViewContext) -> Line:
     room = width - whole.cells - 2
     if room < _LEAST_CHART:
         return whole
-    values = series_values(model.history, "tokens", min(room, 60), context)
+    # One cell is the scroll bar's.
+    values = series_values(model.history, "tokens", min(room - 1, _WIDEST_CHART), context)
     most = max((value for value in values if value is not None), default=0.0)
     return whole + line("  ", (columns(values, 1, most or 1.0, context.glyphs)[0], "chart"))
 
@@ -96,15 +98,15 @@ def _latest(name: str, show: Callable[[float | None], str]) -> Callable[[NodeMod
 
 
 _COLUMNS = (
-    _Column("cover", 7, _shown("derived.coverage", fmt.ratio)),
+    _Column("coverage", 9, _shown("derived.coverage", fmt.ratio)),
     _Column("run", 6, _shown("observed.requests.running", fmt.whole)),
     _Column("wait", 6, _shown("observed.requests.waiting", fmt.whole)),
     _Column("GPU free", 9, _free),
     _Column("tok/s", 8, _latest("tokens", fmt.short)),
     _Column("TTFT", 8, _latest("ttft", fmt.duration)),
     _Column("misses", 8, _latest("miss", lambda share: fmt.percent(share, 1))),
-    _Column("multi", 7, _shown("observed.hot.multiplier", fmt.multiplier)),
-    _Column("host budget", 13, _shown("derived.pools.budget_bytes", fmt.size)),
+    _Column("multiplier", 11, _shown("observed.hot.multiplier", fmt.multiplier)),
+    _Column("host", 10, _shown("derived.pools.budget_bytes", fmt.size)),
     _Column("gen", 5, lambda model: fmt.setting(model.generation)),
 )
 _NARROW = 6

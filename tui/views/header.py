@@ -5,11 +5,12 @@ The help page lists the keys by what they are for, and says what the signs mean.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import Connection, NodeModel
-from hisparsed.tui.styled import EMPTY, Line, ends, fit, hanging, line
+from hisparsed.tui.styled import EMPTY, Line, beside, block, ends, fit, hanging, line
 from hisparsed.tui.views.drawing import Glyphs, ViewContext
 from hisparsed.tui.views.health import engine_summary
 from hisparsed.tui.views.policy import effective_mode
@@ -212,7 +213,7 @@ _KEYS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (
         "logs and health",
         (
-            ("v", "from which level on"),
+            ("v", "lowest level that is shown"),
             ("o", "daemon, engine or both"),
             ("f", "fold lines that repeat, or show each"),
             ("d", "all findings of the doctor, with reason and fix"),
@@ -225,20 +226,38 @@ _KEYS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
             ("space", "play or pause"),
             ("+, -", "faster, slower"),
             ("left, right", "30 seconds; with shift 10 minutes"),
-            ("[, ]", "to the move before, the next move"),
+            ("[, ]", "previous move, next move"),
         ),
     ),
 )
 
 
+_HELP_COLUMN = 76
+"""Cells of the keys with their longest words."""
+
+
 def help_lines(glyphs: Glyphs, width: int) -> list[Line]:
+    """In two columns where they fit."""
+    if width < 2 * _HELP_COLUMN:
+        return [*_key_lines(_KEYS, width), *_symbol_lines(glyphs, width)]
+    half = _key_lines(_KEYS[:3], _HELP_COLUMN)
+    other = [*_key_lines(_KEYS[3:], _HELP_COLUMN), *_symbol_lines(glyphs, _HELP_COLUMN)]
+    height = max(len(half), len(other))
+    return beside(block(one, _HELP_COLUMN, height) for one in (half, other))
+
+
+def _key_lines(sections: Sequence[tuple[str, Sequence[tuple[str, str]]]], width: int) -> list[Line]:
     lines: list[Line] = []
-    for title, keys in _KEYS:
+    for title, keys in sections:
         lines.append(line((title, "title")))
         for key, words in keys:
             lines += hanging(line((f"  {key:<16}", "strong")), words, width)
         lines.append(EMPTY)
-    lines.append(line(("signs", "title")))
+    return lines
+
+
+def _symbol_lines(glyphs: Glyphs, width: int) -> list[Line]:
+    lines = [line(("symbols", "title"))]
     for words in (
         f"{glyphs.in_use} in use  {glyphs.reusable} a reusable prefix  {glyphs.free} free",
         f"{glyphs.target} HiSparse target  {glyphs.other_target} offload target "

@@ -323,7 +323,7 @@ def _doctor(status: object, now_s: float | None, width: int) -> list[Line]:
     findings = items(status, "doctor.findings")
     looked_s, error = number(status, "doctor.at_unix_s"), text(status, "doctor.error")
     ago = fmt.UNKNOWN if now_s is None or looked_s is None else fmt.whole_duration(now_s - looked_s)
-    when = ", looking again now" if dig(status, "doctor.looking") else f", looked {ago} ago"
+    when = ", checking again now" if dig(status, "doctor.looking") else f", checked {ago} ago"
     lines = []
     if findings:
         told = [text(one, "severity") for one in findings]
@@ -332,7 +332,7 @@ def _doctor(status: object, now_s: float | None, width: int) -> list[Line]:
             for word, plural in (("fatal", False), ("warning", True), ("note", True))
             if (count := told.count(word))
         ]
-        lines.append(line(title, *counts, (f"d has all{when}", "dim")))
+        lines.append(line(title, *counts, (f"d shows all{when}", "dim")))
         grave = sum(one != "note" for one in told)
         for one in findings:
             whole = grave <= _WRAPPED and text(one, "severity") != "note"
@@ -368,7 +368,7 @@ def _findings(status: Document | None, width: int) -> list[Line]:
     if dig(status, "doctor") is None:
         return [line((_not_there(status, "doctor"), "dim"))]
     at = fmt.moment(number(status, "doctor.at_unix_s"))
-    lines = [line(f"{fmt.whole(number(status, 'doctor.checks'))} checks, the last look at {at}")]
+    lines = [line(f"{fmt.whole(number(status, 'doctor.checks'))} checks, last run at {at}")]
     error = text(status, "doctor.error")
     if error is not None:
         lines += hanging(line(("TROUBLE ", "bad")), error, width)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
-from hisparsed.tui.styled import Line, beside, block, fit, line
-from hisparsed.tui.views.decisions import entry_line, moves
+from hisparsed.tui.styled import Line, beside, block, fit, line, wrap_line
+from hisparsed.tui.views.decisions import SENTENCE_AT, entry_line, moves
 from hisparsed.tui.views.drawing import (
     WINDOW,
     ViewContext,
@@ -171,10 +171,17 @@ def _chart_grid(
 
 def _journal_box(model: NodeModel, width: int, height: int, context: ViewContext) -> list[Line]:
     inside = width - 4
-    entries = moves(model, height - 2)
-    lines = [
-        fit(entry_line(model, one, context), inside, more=context.glyphs.more) for one in entries
-    ]
+    rows = [entry_line(model, one, context) for one in moves(model, height - 2)]
+    spare = height - 2 - len(rows)
+    lines: list[Line] = []
+    for row in rows:
+        # Where rows are free, the newest entries show their whole sentence.
+        whole = wrap_line(row, inside, SENTENCE_AT)
+        if len(whole) - 1 <= spare:
+            spare -= len(whole) - 1
+            lines += whole
+        else:
+            lines.append(fit(row, inside, more=context.glyphs.more))
     if not lines:
         lines = [line(("nothing moved yet", "dim"))]
     return box("moves and events", lines, width, height, context.glyphs)

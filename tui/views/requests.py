@@ -38,7 +38,7 @@ COLUMNS = (
     Column("state", "state", 10, 10, lambda row: text(row, "state"), descending=False),
     Column("context", "context", 9, 9, lambda row: number(row, "context_tokens")),
     Column("resident", "on GPU", 15, 7, lambda row: number(row, "resident_share")),
-    Column("residency", "resid.", 7, 7, lambda row: text(row, "residency"), descending=False),
+    Column("residency", "residency", 11, 7, lambda row: text(row, "residency"), descending=False),
     Column("hot", "hot rows", 15, 11, lambda row: number(row, "hot_rows")),
     Column("hits", "hits", 7, 7, hit_ratio, descending=False),
     Column("loads", "loads", 8, 6, lambda row: number(row, "loads")),
@@ -49,12 +49,16 @@ _LONGEST_ID = 64
 
 
 def column_widths(width: int) -> tuple[int, ...]:
-    """Cells of each column on a screen of ``width``; the request takes what the others leave."""
+    """Cells of each column on a screen of ``width``. The request takes what the others leave, up
+    to the longest id; what is left then goes to the other columns in equal parts."""
     wide = width > _LEAST_WIDE
     others = [column.width if wide else column.narrow for column in COLUMNS[1:]]
     least = COLUMNS[0].width if wide else COLUMNS[0].narrow
     # One cell is the scroll bar's.
-    return (max(least, min(_LONGEST_ID, width - 1 - sum(others))), *others)
+    room = width - 1 - sum(others)
+    first = max(least, min(_LONGEST_ID, room))
+    more = max(0, room - first) // len(others)
+    return (first, *(cells + more for cells in others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +189,7 @@ def _in_words(row: Document) -> Iterator[tuple[str, str]]:
     preempted = number(row, "preemptions")
     times = "" if preempted is None else f", preempted {fmt.counted(preempted, 'time')}"
     age = fmt.duration(number(row, "age_s"))
-    yield "state", f"{text(row, 'state') or fmt.UNKNOWN}; came {age} ago{times}"
+    yield "state", f"{text(row, 'state') or fmt.UNKNOWN}; arrived {age} ago{times}"
     context, computed = number(row, "context_tokens"), number(row, "computed_tokens")
     yield "context", f"{fmt.whole(context)} tokens, {fmt.whole(computed)} of them computed"
     residency = text(row, "residency")
@@ -222,7 +226,7 @@ def summary_line(model: NodeModel, order: Order, shown: int) -> Line:
         (fmt.whole(number(table, "waiting")), "strong"), (" waiting", "dim"),
         (f"; {shown} shown{search}", "dim"),
         (f", {fmt.whole(omitted)} more are not listed" if omitted else "", "warn"),
-        (f"; made in {fmt.duration((number(table, 'took_us') or 0) / 1e6)}", "dim"),
+        (f"; listed in {fmt.duration((number(table, 'took_us') or 0) / 1e6)}", "dim"),
     )  # fmt: skip
 
 
@@ -237,4 +241,6 @@ def _cut(value: str, width: int, context: ViewContext) -> str:
 
 
 def _aligned(label: str, width: int, *, left: bool) -> str:
-    return label[: width - 1].ljust(width) if left else label[: width - 1].rjust(width)
+    if len(label) >= width:
+        label = f"{label[: width - 2]}."
+    return label.ljust(width) if left else label.rjust(width)

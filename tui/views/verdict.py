@@ -54,7 +54,12 @@ def _node(model: NodeModel, context: ViewContext) -> Answer:
     if model.link is Connection.CONNECTING:
         return Answer("not known yet", "warn", f": {model.address} is being asked")
     if model.link is Connection.LOST and model.status is None:
-        return Answer("NEVER REACHED", "bad", f" at {model.address}: {why}")
+        return Answer(
+            "NEVER REACHED",
+            "bad",
+            f" at {model.address}: {why}. See systemctl status hisparsed, and control_socket in "
+            "hisparsed.yaml",
+        )
     if model.link is Connection.LOST:
         since = fmt.clock(model.link_since_s)
         return Answer(
