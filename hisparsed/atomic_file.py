@@ -11,15 +11,15 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
-    """Replace ``path``, or make it, with ``data``; its folder must be there.
+    """Replace or create ``path`` with ``data``; its folder must exist.
 
-    ``mode`` holds whatever the umask; ``durable`` waits for the disk, so that a crash of the
-    machine leaves no empty file either. Raises ``OSError`` that names ``path``, which is as it was
-    then, and leaves nothing next to it.
+    ``mode`` applies whatever the umask is; ``durable`` waits for the disk, so that a crash of the
+    machine leaves no empty file either. Raises ``OSError`` that names ``path``; the file is then
+    unchanged, and no temporary file stays.
     """
     new = path.with_name(f"{path.name}.new")
     try:
-        # Not through a link: the writer may be root, the folder another user.
+        # Never follow a link: the writer may be root, and the folder another user's.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with open(os.open(new, flags, mode), "wb") as file:  # noqa: PTH123 (no mode in a path)
             os.fchmod(file.fileno(), mode)
@@ -29,7 +29,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, durable: boo
                 os.fsync(file.fileno())
         new.replace(path)
     except BaseException as error:
-        # What was begun takes room that a full disk has not.
+        # An unfinished file takes room on a full disk.
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)
         if isinstance(error, OSError):

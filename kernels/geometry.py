@@ -14,10 +14,10 @@ INT32_MAX = 2**31 - 1
 class Geometry:
     """Row arithmetic of one index group; all fields count rows or blocks.
 
-    A physical row is ``block * block_size + offset``; its attention index is
-    ``block * attention_block_stride + offset``. Block ids of 0 or less are null everywhere.
+    A physical row is ``block * block_size + offset``; its attention index is ``block *
+    attention_block_stride + offset``. Block ids of 0 or less are null everywhere.
     ``resident_by_state`` says that the resident table has one row a state row (vLLM's layout)
-    instead of one a request. Raises ``ValueError`` on sizes that cannot be.
+    instead of one per request. Raises ``ValueError`` on impossible sizes.
     """
 
     block_size: int

@@ -1,4 +1,4 @@
-"""What one resolve call says: where attention reads, and which rows must be copied first.
+"""The result of one resolve call: where attention reads, and which rows must be copied first.
 
 Preallocated tensors that are written in place every step. Holds nothing between steps.
 """

@@ -30,8 +30,8 @@ class ResolverState:
     beyond a row's capacity are empty. ``step`` only grows: 2**31 steps of one state row are
     248 days at 100 steps per second.
 
-    Eight bytes per slot, whatever ``max_positions`` is: which slot holds a position is found in
-    each step by holding all slots against what the step selects.
+    Eight bytes per slot, whatever ``max_positions`` is: each step finds the slot of a position by
+    comparing all slots with the positions that the step selects.
     """
 
     max_capacity: int

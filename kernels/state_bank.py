@@ -143,7 +143,7 @@ class StateBank:
         last.scatter_reduce_(0, row, torch.where(known, positions, -1), "amax")
         first, last = (edge.int().view(1, -1, 1) for edge in (first, last))
         slots, ghosts = self.arrays["slot_pos"], self.arrays["ghost_pos"]
-        # Nothing that is empty lies between the two: positions are 0 and more.
+        # No empty value is between the two: positions are 0 or more.
         rewritten = (slots >= first) & (slots <= last)
         slots.masked_fill_(rewritten, -1)
         self.arrays["slot_stamp"].masked_fill_(rewritten, 0)

@@ -1,4 +1,4 @@
-"""What one resolve call asks: the inputs of one decode step of one index group.
+"""The input of one resolve call: one decode step of one index group.
 
 Passed whole from the public call to the backends. Holds no results and nothing between steps.
 """

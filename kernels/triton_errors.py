@@ -39,7 +39,7 @@ def raise_latched(device: torch.device) -> None:
 
 
 def error_from(words: list[int]) -> Exception | None:
-    """What a copy of a latch's words says; ``None`` when it is empty."""
+    """The error in a copy of a latch's words; ``None`` when it is empty."""
     code, *figures = words
     return _error(code, *figures) if code else None
 

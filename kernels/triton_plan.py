@@ -1,8 +1,8 @@
-"""First kernel of a Triton step: one program a request, from top-k cells to filled slots.
+"""First kernel of a Triton step: one program per request, from top-k cells to filled slots.
 
-The only kernel that writes slots, ghosts and steps. It finds the run of rows and the union of
-what they select, holds every slot against the union, picks slots for the misses and lists the
-loads. What the second kernel needs to answer the cells is left in the workspace.
+The only kernel that writes slots, ghosts and steps. It finds the run of rows and the union of their
+selections, compares every slot with the union, picks slots for the misses and lists the loads. It
+leaves in the workspace what the second kernel needs to answer the cells.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ def plan(
     slots: tl.constexpr,
     chunk: tl.constexpr,
 ) -> None:
-    """One program a row; the first row of a run plans for the run.
+    """One program per row; the first row of a run plans for the run.
 
-    What cannot be is latched, and its request comes out as if it had no rows on the host; the
-    others continue.
+    An impossible value is latched, and its request is answered as if it had no rows on the host;
+    the others continue.
     """
     row = tl.program_id(0)
     tl.store(valid_counts + row, 0)

@@ -71,7 +71,7 @@ def propose_admission(
     """The proposal, and order with limits as they should be in force."""
     order, reason, because = _order(policy, snapshot, memory)
     current, most = snapshot.admission, snapshot.geometry.max_num_seqs
-    # In order of arrival nobody is passed over, so the bound need not follow the queue.
+    # In order of arrival no call is passed over, so the bound need not follow the queue.
     follows = order is _HELD_FIRST or policy.admission.ageing != "auto"
     bound_s = ageing_s(policy, memory, current.ageing_s) if follows else current.ageing_s
     bound_s = min(bound_s, policy.admission.max_wait)
@@ -154,7 +154,7 @@ def _new_ageing(policy: Policy, memory: Memory) -> tuple[Reason, str]:
 
 
 def _held_back(snapshot: Snapshot) -> str:
-    """What admission keeps from starting now, as the end of a sentence; may be empty."""
+    """The calls that admission keeps from starting now, as the end of a sentence; may be empty."""
     held = snapshot.requests.held_back
     if not held:
         return ""

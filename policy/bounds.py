@@ -140,7 +140,7 @@ def hot_unit(geometry: PoolGeometry) -> float:
 
 
 def vllm_multiplier(decode_query_len: int) -> float:
-    """What vLLM itself reserves: the worst step of a request, and one row's selection more."""
+    """Rows that vLLM itself reserves: the worst step of a request, and one row's selection more."""
     return float(decode_query_len + 1)
 
 
@@ -247,7 +247,7 @@ def start_command(policy: Policy, geometry: PoolGeometry) -> EngineCommand:
 
 
 def problems(policy: Policy, geometry: PoolGeometry) -> tuple[str, ...]:
-    """What makes this policy impossible on this node; empty when nothing does.
+    """Reasons why this policy is impossible on this node; empty when there are none.
 
     Each text names the keys, the values in blocks, and the expected value.
     """

@@ -1,4 +1,4 @@
-"""What comes out of a tick: a decision with its reason for every lever, and the command to apply.
+"""The result of a tick: a decision with its reason for every lever, and the command to apply.
 
 Reason codes are stable, for the journal, metrics and operators: a code never changes its meaning,
 and new situations get new codes. Levers make proposals; modes, freezes and restarts turn them into
@@ -121,7 +121,7 @@ Setting: TypeAlias = int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a lever's law and guards say, before modes; ``wanted == current`` holds."""
+    """The proposal of a lever's law and guards, before modes; ``wanted == current`` holds."""
 
     lever: Lever
     current: Setting
@@ -174,7 +174,7 @@ class EngineCommand:
     multiplier: float | None = None
     """Hot rows of a lease / top-k, with drafts as without."""
     hot_leases: Mapping[str, int] | None = None
-    """Hot blocks of one group by request, for nodes that report requests; others keep theirs.
+    """Hot blocks of one group by request, for nodes that report requests; others keep their size.
     Unknown requests are ignored: they have ended. Empty: all go back to the multiplier's."""
     watermark: int | Literal["default"] | None = None
     admission: AdmissionRules | None = None

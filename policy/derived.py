@@ -1,4 +1,4 @@
-"""What follows from a snapshot alone: bytes of the pools, reach, coverage, means.
+"""Figures computed from a snapshot alone: bytes of the pools, reach, coverage, means.
 
 One function for the status, the metrics and the journal that the TUI plays. Imports the standard
 library only.
@@ -138,4 +138,4 @@ HISTORY = (
 """The figures of the last two hours, as paths into the status document: columns of
 ``/v1/history``, and what the TUI draws series from."""
 HOT_ROWS = frozenset(one for one in HISTORY if one.startswith("observed.hot.") and "_total" in one)
-"""Of those, what means nothing where ``observed.hot.counted`` is false."""
+"""Those of them that mean nothing where ``observed.hot.counted`` is false."""

@@ -1,9 +1,9 @@
 """Configuration documents: YAML text in, a validated model out, or every problem with its line.
 
 The node's configuration and the policy both use it. ``load_document`` and ``parse_document`` read
-and validate; ``problems_of`` puts pydantic's validation errors in an operator's words and knows
-how pydantic's locations relate to what was written. Not here: what the settings mean, and watching
-files for changes.
+and validate; ``problems_of`` puts pydantic's validation errors in an operator's words and knows how
+pydantic's locations relate to what was written. Does not define the settings and does not watch
+files.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ class Loaded(Generic[M]):
     """Where each key that was written stands, by its path."""
     text: str
     written: Mapping[str, Any]
-    """What was written, as plain values: without defaults, units not yet read."""
+    """The document as plain values: without defaults, units not yet read."""
 
     def problem(self, key: KeyPath, message: str, hint: str = "") -> Problem:
         """A problem with ``key`` found later, such as one that needs the node to be known."""
@@ -83,7 +83,7 @@ class NotAFileError(OSError):
 def read_document(path: Path) -> bytes:
     """The content, cut one byte after ``MAX_BYTES``; never waits for a writer.
 
-    Raises ``OSError``, and ``NotAFileError`` for what is no file.
+    Raises ``OSError``, and ``NotAFileError`` for a path that is not a file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

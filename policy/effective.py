@@ -80,7 +80,8 @@ def pressure_now(document: Policy, snapshot: Snapshot, before: Pressure) -> Pres
 
 
 NodeCheck = Callable[[Policy], Sequence[str]]
-"""What makes a policy impossible on a node: texts that name keys; empty when nothing does."""
+"""Reasons why a policy is impossible on a node, as texts that name keys; empty when there are
+none."""
 
 
 def left_out(before: Loaded[Policy], after: Loaded[Policy]) -> tuple[str, ...]:
@@ -98,7 +99,7 @@ def left_out(before: Loaded[Policy], after: Loaded[Policy]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Effective:
-    """What holds at one moment."""
+    """The values in force at one moment."""
 
     policy: Policy
     active: Active
@@ -202,7 +203,7 @@ class _Variant:
 
     def _put(self, name: str, value: Any, source: KeyPath) -> None:
         path = tuple(name.split("."))
-        # What an operator set stands in no line.
+        # An override is not in any line.
         place = self._loaded.positions[source] if source else Position(0, 0, 0, 0)
         section = self._tree.value
         for depth, part in enumerate(path[:-1], start=1):

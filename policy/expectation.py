@@ -1,4 +1,4 @@
-"""What a move of the split is to bring, and whether it came true.
+"""The expected gain of a move of the split, and whether it was reached.
 
 Reach for moves of the equal-reach law, tokens of prefix per minute for marginal value. A move
 that did not bring half of it makes the next ones wait longer. Pure; decides no move.
@@ -32,7 +32,7 @@ def expect_reach(policy: Policy, snapshot: Snapshot, to_blocks: int) -> Expectat
 def expect_saved(
     snapshot: Snapshot, memory: Memory, to_blocks: int, saved_per_min: float
 ) -> Expectation:
-    """What marginal value expects."""
+    """The expectation of marginal value."""
     return Expectation(
         snapshot.at_s,
         SAVED,

@@ -1,8 +1,8 @@
 """The keys of a document: their dotted names, their values as text, and what differs between two.
 
 A key is a leaf of the model, such as ``hot.max`` of the policy. ``changes`` compares two policies
-key by key; ``AT_START`` names the keys that a running node cannot take over. Not here: what a key
-means, which its own docstring in the schema says.
+key by key; ``AT_START`` names the keys that a running node cannot take over. The meaning of a key
+is its docstring in the schema.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def leaves(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[Key]
 
 
 def unit_of(field: FieldInfo) -> str:
-    """What its values are, in a word or two: such as "time" or "size or share"."""
+    """The kind of its values, in a word or two: such as "time" or "size or share"."""
     parsers = _parsers(field)
     names = {parse_bytes: "size", parse_duration: "time", parse_fraction: "share"}
     return " or ".join(word for parse, word in names.items() if parse in parsers)

@@ -38,7 +38,7 @@ class Window:
     last_s: float = 0.0
 
     def push(self, at_s: float, value: float, span_s: float, max_gap_s: float) -> Window:
-        """The window with one more sample; a gap over ``max_gap_s`` begins again."""
+        """The window with one more sample; after a gap over ``max_gap_s`` it starts again."""
         if not self.buckets or at_s - self.last_s > max_gap_s:
             return Window((Bucket(at_s, value, value),), at_s, at_s)
         buckets, newest = self.buckets, self.buckets[-1]
@@ -238,8 +238,8 @@ def under_gpu_pressure(policy: Policy, snapshot: Snapshot) -> bool:
 def remember(policy: Policy, snapshot: Snapshot, memory: Memory) -> Memory:
     """Memory with this snapshot's signals.
 
-    Where a counter went back the engine began again, and what was observed of the old one is
-    dropped; where the clock did, past moves are dropped as well.
+    A counter that decreased means a new engine: observations of the old one are dropped. If the
+    clock went back, past moves are dropped as well.
     """
     at_s, totals = snapshot.at_s, _totals(snapshot)
     if memory.last_at_s is not None and at_s < memory.last_at_s:

@@ -59,7 +59,7 @@ def shrinking(policy: Policy, snapshot: Snapshot, memory: Memory, to_blocks: int
 def growing(policy: Policy, snapshot: Snapshot, memory: Memory, to_blocks: int) -> Worth | None:
     """Leases of ``to_blocks``, more than now, while requests wait for blocks.
 
-    ``None`` too where the node predicts no misses: what was not measured is not promised.
+    ``None`` too where the node predicts no misses.
     """
     times = _times(policy, memory)
     taken = _share_of_blocks(snapshot, to_blocks)
@@ -79,7 +79,8 @@ def _times(policy: Policy, memory: Memory) -> tuple[float, float] | None:
 
 
 def _share_of_blocks(snapshot: Snapshot, to_blocks: int) -> float | None:
-    """What a running request would hold more, as a share of what it holds; negative if less."""
+    """The change of a running request's hot rows, as a share of what it holds; negative if
+    fewer."""
     gpu, running = snapshot.gpu, snapshot.requests.running
     used = gpu.total_blocks - gpu.free_blocks
     if not running or used <= 0:

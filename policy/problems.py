@@ -1,6 +1,6 @@
 """What is wrong in a document, where, and the expected value.
 
-`refuse` is for validators, `Problem` and `ConfigError` for code that shows them. Not here: finding
+`refuse` is for validators, `Problem` and `ConfigError` for code that shows them. Does not find
 problems.
 """
 
@@ -17,7 +17,7 @@ _LINE_CHARACTERS = 100
 
 
 def printable(text: str, *, lines: bool = True) -> str:
-    """``text`` with everything escaped that is no letter, sign or space of its own.
+    """``text`` with every character escaped that is not a letter, sign or space.
 
     Control characters, those that turn the direction of writing, and halves of characters (lone
     surrogates), which UTF-8 does not take. ``lines``: ends of lines and tabs stay.

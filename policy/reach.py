@@ -86,10 +86,10 @@ def equal_reach_blocks(
 ) -> int:
     """Fewest lent blocks with offload reach >= HiSparse reach x (1 + ``margin``).
 
-    What running requests occupy must fit as well. While it does, the answer falls with
-    ``in_use_blocks`` and rises with ``in_flight_chunks``, so the lowest of the first and
-    the highest of the second in a window are safe for all of it. ``shared_blocks`` are those
-    of both pools; ``None`` is the whole budget.
+    The blocks of running requests must fit as well. While they do, the answer falls with
+    ``in_use_blocks`` and rises with ``in_flight_chunks``, so the lowest of the first and the
+    highest of the second in a window are safe for all of it. ``shared_blocks`` are those of both
+    pools; ``None`` is the whole budget.
     """
     shared = geometry.budget_blocks if shared_blocks is None else shared_blocks
     wide = (1 + margin) * geometry.block_tokens

@@ -234,7 +234,7 @@ class Override:
         return self.expires_unix_s is not None and unix_s >= self.expires_unix_s
 
     def moved(self, by_s: float) -> Override:
-        """As long as before, on a clock that was set by so much."""
+        """The same span after the clock was set by this much."""
         expires = self.expires_unix_s
         return replace(
             self,

@@ -78,7 +78,7 @@ class KeyHelp:
     """One key in words, with Markdown's backticks around what is typed."""
 
     values: str
-    """What may be written, with its bounds."""
+    """Allowed values, with their bounds."""
     default: str
     applies: str
     """When a new value takes effect."""
@@ -160,7 +160,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _values(field: FieldInfo) -> str:
-    """What may be written: a unit, a choice, or a kind of number; with its bounds."""
+    """Allowed values: a unit, a choice, or a kind of number, with bounds."""
     kinds = [unit_of(field)] if unit_of(field) else []
     kinds += list(dict.fromkeys(_kinds(field.annotation, bool(kinds))))
     bounds = [

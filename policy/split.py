@@ -45,7 +45,7 @@ class Gains:
     step_blocks: int
 
     def saved_per_min(self, blocks: int) -> float:
-        """What lending ``blocks`` more should save; they are taken back where negative."""
+        """The saving expected from lending ``blocks`` more; negative blocks are taken back."""
         return (self.offload_per_min - self.hisparse_per_min) * blocks / self.step_blocks
 
 
@@ -57,7 +57,7 @@ class MarginalAim:
 
 
 def gains(policy: Policy, snapshot: Snapshot, memory: Memory) -> Gains | None:
-    """What was measured in the split's window; ``None`` before it is full."""
+    """The measurements in the split's window; ``None`` before it is full."""
     hisparse = _per_min(memory.signals.split_hisparse_ghost_total, policy)
     offload = _per_min(memory.signals.split_offload_ghost_total, policy)
     deep = _per_min(memory.signals.split_hisparse_deep_total, policy)

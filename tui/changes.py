@@ -1,4 +1,4 @@
-"""What an operator can ask of a node: each change with a text that says what will happen.
+"""The changes that an operator can ask of a node, each with a text that says what will happen.
 
 Pure. Nothing is sent here; every change carries the policy generation that the operator saw.
 """
@@ -53,7 +53,7 @@ def request_body(change: ChangeRequest, generation: int | None) -> Document:
 
 
 def answer_words(answer: Document) -> str:
-    """What came of a change, from the node's answer."""
+    """The result of a change, from the node's answer."""
     if (findings := answer.get("findings")) is not None:
         return _doctor_words(answer, findings)
     words = "done; it takes effect at the next tick"
@@ -184,7 +184,7 @@ def look_again() -> ChangeRequest:
 def parse_seconds(words: str) -> float | None:
     """From "30s", "10m" or "1h30m"; ``None`` for "until unset". Raises ``ValueError`` with a hint.
 
-    Nothing is no time: a value that stays should be meant to.
+    Empty text is an error: a value without a limit must be asked for.
     """
     words = words.strip()
     if words.lower().replace("-", " ") == UNTIL_UNSET:

@@ -1,6 +1,6 @@
 """One node's control API over a Unix socket or a URL: reads, changes, and the event stream.
 
-Every method raises ``Unreachable`` where there is no answer and ``Refused`` where the node says no.
+Every method raises ``Unreachable`` without an answer and ``Refused`` when the node refuses.
 ``EventParser`` makes server-sent events out of lines of text.
 """
 

@@ -19,13 +19,13 @@ from hisparsed.tui.widgets import LinesView, SteadyModal
 DIALOG_TEXT = 68
 """Cells of text that a line of a dialog holds."""
 _DETAIL_FRAME = 4
-"""Rows of a detail dialog beside its text: frame, title and an empty one."""
+"""Rows of a detail dialog in addition to its text: frame, title and an empty one."""
 LinesFor = Callable[[int], Sequence[Line]]
 """Lines for a width in cells."""
 
 
 class ConfirmDialog(SteadyModal[bool]):
-    """What will happen, and a plain yes or no; no is where the cursor is."""
+    """The consequences of a change, and yes or no; the cursor is on no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "Yes"),

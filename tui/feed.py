@@ -168,7 +168,8 @@ class LiveFeed:
                 self._start(self._ask_status())
 
     async def _catch_up(self) -> None:
-        """What happened before the stream; parts that this node does not have are omitted."""
+        """Events and decisions from before the stream; parts that this node does not have are
+        omitted."""
         for path, query, wrap in past_parts(history_s=SPAN_S):
             try:
                 document = await self.client.get(path, **query)

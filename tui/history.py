@@ -86,7 +86,7 @@ SERIES = {
     )
 }
 WINDOW_S = 60.0
-"""What rates and ratios are shown over, wherever one is a number: pages say "in 1m"."""
+"""The window of every rate and ratio that is shown as a number: pages say "in 1m"."""
 _DIFFERENCES = {name for name, series in SERIES.items() if series.rate or series.bottom}
 
 
@@ -104,7 +104,7 @@ def values_of(status: object) -> Values:
 
 
 class ChartHistory:
-    """Samples by time: about one a second for five minutes, one in five seconds before that."""
+    """Samples by time: about one per second for five minutes, one in five seconds before that."""
 
     def __init__(self) -> None:
         self._times: list[float] = []

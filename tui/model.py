@@ -78,7 +78,7 @@ class NodeModel:
 
     @property
     def name(self) -> str:
-        """What pages call it."""
+        """The node's name on pages."""
         own = text(self.status, "node.name")
         return self.label if self._named or not own else own
 

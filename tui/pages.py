@@ -99,7 +99,7 @@ class Page(Vertical):
 
 
 class _QuietTable(TableView):
-    """The footer, which other keys fill, leaves Enter out."""
+    """The footer is full of other keys and does not show Enter."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "choose", "Open", show=False)]
 

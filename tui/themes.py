@@ -1,4 +1,4 @@
-"""What roles look like: dark, light, safe for the colour-blind, and without any colour.
+"""The look of each role: dark, light, safe for the colour-blind, and without any colour.
 
 Colour is never the only sign: every state also has its own word, letter or character.
 """

@@ -48,7 +48,7 @@ class PolicyUpdate:
 
 @dataclass(frozen=True, slots=True)
 class KeyUpdate:
-    """What every key of the policy means."""
+    """The meaning of every key of the policy."""
 
     document: Document
 

@@ -1,7 +1,7 @@
-"""What draws lines and tables, the search line, and screens that keep the terminal's latest size.
+"""Widgets that draw lines and tables, the search line, and screens that keep the terminal's size.
 
-They know no node. ``LinesView`` draws and scrolls styled lines. ``TableView`` has a cursor and
-draws only what is seen; its rows have keys, so that the cursor stays on its row.
+They know nothing of nodes. ``LinesView`` draws and scrolls styled lines. ``TableView`` has a cursor
+and draws only what is seen; its rows have keys, so that the cursor stays on its row.
 
 Textual sends a screen every size that the terminal had, and the layout of one size sends the
 screen that size again. Two sizes in its queue at once (a window that is dragged, a busy machine)

@@ -1,4 +1,4 @@
-"""The canary's routes on the control socket: look, and ask now."""
+"""The canary's routes on the control socket: show its state, and run a round now."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _ANSWER_WITHIN_S = 300.0
-"""A busy node is slow; one that does not answer at all is the watchdog's."""
+"""A busy node is slow. A node that does not answer at all is left to the watchdog."""
 
 
 class CanaryAsker:

@@ -84,7 +84,7 @@ class CanaryMemory:
 
     def _learn(self, positions: tuple[RecordedAnswer, ...]) -> tuple[Finding | None, Baseline]:
         if not plausible([*self._learned, *positions]):
-            # Nobody knows which of them was right.
+            # There is no way to know which of them was right.
             by = learn(self._learned or positions)
             self._learned, self.clean_rounds = [], 0
             return Finding.SUSPECT, by

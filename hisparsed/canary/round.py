@@ -23,7 +23,7 @@ from hisparsed.policy.units import counted
 
 
 class Trigger(StrEnum):
-    """Why a round is asked."""
+    """Reasons for a round."""
 
     START = "start"
     PERIOD = "period"
@@ -43,11 +43,11 @@ class Conditions:
     offload_target_blocks: int
     budget_blocks: int
     moving: bool
-    """Blocks are promised or recalled and have not moved yet."""
+    """Whether blocks are assigned or recalled and have not moved yet."""
 
 
 class CanarySchedule:
-    """One engine life. Call ``look`` every tick, ``ran`` when a round has begun."""
+    """For one run of the engine. Call ``look`` every tick, ``ran`` when a round has begun."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -76,7 +76,7 @@ class CanarySchedule:
             return Trigger.START
         if seen.now_s - self._last_s >= settings.every:
             return Trigger.PERIOD
-        # What still moves is looked at when it has arrived.
+        # While blocks move, the round waits until they have arrived.
         if self._moved >= settings.after_move * seen.budget_blocks and not seen.moving:
             return Trigger.MOVE
         return None
@@ -135,10 +135,10 @@ def prompt_tokens(prefix: float, geometry: PoolGeometry) -> int:
 
 
 def make_prompt(engine: CanaryEngine, wanted: int) -> tuple[int, ...]:
-    """Token ids of a prompt of ``wanted`` tokens: a list, and its beginning again.
+    """Token ids of a prompt of ``wanted`` tokens: a list, then its beginning a second time.
 
-    What follows is predictable, the rest of the list, and has to be read from far rows: a model
-    copies with large margins, so rounding changes few tokens, and harm to those rows shows.
+    The model continues with the rest of the list, which it reads from distant rows. It copies with
+    large margins, so rounding changes few tokens, and damage to those rows shows.
     """
     again = wanted // _SHARE_AGAIN
     lines = max(1, wanted // 16)
@@ -161,7 +161,8 @@ def _text(lines: int) -> str:
 
 
 def questions_of_a_round(prompt: tuple[int, ...], tokens: int) -> tuple[CanaryQuestion, ...]:
-    """What is held is read first, from the host alone and from both; then all is computed again."""
+    """First the prefix that is held is read, from the host alone and from host and GPU; then
+    everything is recomputed."""
     return (
         CanaryQuestion(prompt, tokens, "none"),
         CanaryQuestion(prompt, tokens, "mixed"),
@@ -190,7 +191,8 @@ class RoundResult:
 
     @property
     def differing(self) -> tuple[tuple[CanaryQuestion, CanaryAnswer, Judged], ...]:
-        """What rounding does not explain; nothing of a round that is learned from."""
+        """Answers that rounding does not explain; empty for a round that the baseline learns
+        from."""
         if self.finding is None:
             return ()
         all_of = zip(self.questions, self.answers, self.judged, strict=True)
@@ -198,7 +200,7 @@ class RoundResult:
 
     @property
     def sentence(self) -> str:
-        """What was found, with the figures of the first difference."""
+        """The finding, with the figures of the first difference."""
         if not self.differing:
             ties = sum(one.near_tie for one in self.judged)
             beside = f", {counted(ties, 'near tie')}" if ties else ""

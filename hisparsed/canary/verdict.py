@@ -1,16 +1,16 @@
-"""What recorded answers of the canary say: rounding, a near tie, or corrupted KV.
+"""Judges recorded answers of the canary: rounding, a near tie, or corrupted KV.
 
 Pure functions of recorded answers. An answer is tokens and, at each of its positions, the log
 probabilities of the best tokens. Positions of two answers can be compared as long as the tokens
-before them are equal: then both are of the same context, and what differs is how it was computed
-or what was read. So a baseline holds what clean answers gave after each beginning that any of
-them had, and an answer that took the other side of a near tie is compared as far as it is known.
+before them are equal: then both have the same context, and only the computation or the rows that
+were read differ. So a baseline holds what clean answers gave after each beginning that any of them
+had, and an answer that took the other side of a near tie is compared as far as it is known.
 
 *Distance* at a position: the root mean square of the differences of log probabilities. *Noise*
 there: the same among the clean answers themselves. Kernels that are not batch-invariant round
-otherwise from round to round, so an answer is judged by its distance in units of noise, in the
-mean of its positions. A token that no rounding explains (its log probability lay far below the best
-one's) counts by itself. ``docs/canary.md`` says what this finds and what not.
+differently each time, so an answer is judged by its distance in units of noise, in the mean of its
+positions. A token that no rounding explains (its log probability is far below the best one's) is a
+finding alone. ``docs/canary.md`` describes what this finds and what it misses.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RecordedAnswer = tuple[Position, ...]
 LEAST_ROUNDS = 12
 """Clean rounds from which a baseline is learned where kernels round."""
 MOST_ANSWERS = 60
-"""Of clean answers that a baseline is made of; newer ones replace older ones."""
+"""Most clean answers in a baseline; newer ones replace older ones."""
 _LEAST_NOISE = 0.01
 """Natural units. A baseline that was learned on an idle node must not take what a busy node
 rounds otherwise for corruption; what kernels of a GPU do was not measured yet."""
@@ -44,20 +44,20 @@ _ALIKE = 8.0
 """Positions have their own noise as far as they were seen often: the noise of all counts as
 this many answers more at each."""
 CERTAIN = 6.0
-"""Distance / noise of one answer that is corruption by itself."""
+"""Distance / noise from which one answer alone means corruption."""
 SUSPECT = 3.2
-"""Distance / noise of an answer that is asked for again; twice in a row it is corruption."""
+"""Distance / noise from which the question is repeated; twice in a row means corruption."""
 _GROSS = 1.0
 """Natural units."""
 _FLIP = 25.0
-"""A token whose log probability lay this many times the noise below the best one's was not chosen
-by rounding."""
+"""Rounding did not choose a token whose log probability is this many times the noise below the best
+one's."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What clean answers gave after one beginning: how many came there, the mean log
-    probability of each token that half of them list, and the noise."""
+    """Clean answers after one beginning: their number, the mean log probability of each token that
+    half of them list, and the noise."""
 
     count: int
     means: Mapping[int, float]
@@ -66,7 +66,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What clean answers are like. ``noise`` in natural units."""
+    """The properties of clean answers. ``noise`` in natural units."""
 
     answers: tuple[RecordedAnswer, ...]
     noise: float
@@ -248,7 +248,8 @@ def judge_answer(baseline: Baseline, answer: RecordedAnswer) -> Judged:
 def _first_unknown(
     after: Mapping[tuple[int, ...], _Seen], answer: RecordedAnswer
 ) -> tuple[int | None, float]:
-    """Where the answer left everything that was known, and how far that token lay below."""
+    """The position where the answer left all known answers, and how far that token is below the
+    best."""
     tokens: tuple[int, ...] = ()
     for number, position in enumerate(answer, 1):
         seen = after.get(tokens)

@@ -3,7 +3,7 @@
 Runs alongside the control loop and never holds it up. On a mismatch the levers freeze, an event is
 recorded and evidence is written; requests are still served. A suspicion of corruption is reported,
 and the canary asks again first. Evidence is a few small files in the state folder, the oldest go
-first; they hold no tokens and no request names of users. One engine life.
+first; they hold no tokens and no request names of users. For one run of the engine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 FOLDER = "canary"
 MOST_FILES = 8
 _DECISIONS = 60
-"""About the last ticks' worth of decisions, newest last."""
+"""Decisions of about the last ticks, newest last."""
 
 
 def evidence_document(
@@ -155,7 +155,7 @@ class CanaryWatch:
     # --- when -------------------------------------------------------------------------
 
     def watch(self, outcome: TickOutcome) -> None:
-        """Begin a round where one is due."""
+        """Start a round if one is due."""
         self._last = outcome
         settings = outcome.policy.canary
         if not settings.enabled or self._asking.locked():
@@ -169,7 +169,7 @@ class CanaryWatch:
             self._round = asyncio.create_task(self.run(trigger))
 
     async def run(self, trigger: Trigger, *, actor: str | None = None) -> None:
-        """One round, after one that is under way. ``actor`` is who asked for it.
+        """Run one round; a round in progress ends first. ``actor`` is who asked for it.
 
         Raises ``RuntimeError`` before the first tick.
         """
@@ -188,7 +188,7 @@ class CanaryWatch:
                 self._note_failure(error)
 
     async def close(self) -> None:
-        """End a round that is under way."""
+        """Cancel a round in progress."""
         if self._round is not None:
             self._round.cancel()
             await asyncio.gather(self._round, return_exceptions=True)
@@ -303,16 +303,16 @@ class CanaryWatch:
         try:
             path = await asyncio.to_thread(save_evidence, self._state_dir, document)
         except Exception as error:
-            # Whatever it is, the mismatch is to be told.
+            # The mismatch must be reported whatever the error is.
             why = getattr(error, "strerror", None) or error
             return f"The evidence could not be written: {why}."
         self._evidence = str(path)
         return f"Evidence: {path}."
 
-    # --- telling ----------------------------------------------------------------------
+    # --- reporting ----------------------------------------------------------------------
 
     def status(self) -> CanaryStatus:
-        """Of this moment."""
+        """The state now."""
         settings = None if self._last is None else self._last.policy.canary
         state = self._state
         if state is not CanaryState.MISMATCH and settings is not None and not settings.enabled:

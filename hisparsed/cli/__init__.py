@@ -1,7 +1,7 @@
 """The `hisparsed` command. One module per command, imported only when that command runs.
 
-What a command does lives elsewhere (engine, control, replay); here are options, output and exit
-codes.
+Commands hold options, output and exit codes; the work is in other packages (engine, control,
+replay).
 """
 
 import os

@@ -1,6 +1,7 @@
 """The `hisparsed` command line: names the commands, loads the one asked for, ends cleanly.
 
-Kept free of heavy imports so that `--help` answers at once. Not here: what any command does.
+Kept free of heavy imports so that `--help` answers at once. The work of the commands is in other
+modules.
 """
 
 import importlib
@@ -145,7 +146,8 @@ def root(
 
 
 def main() -> None:
-    """The console script. What an operator can put right ends in one message and its exit code."""
+    """The console script. An error that an operator can fix ends with one message and its exit
+    code."""
     try:
         app()
     except UserError as error:

@@ -55,7 +55,7 @@ def serve(
     try:
         doctor = NodeDoctor.before_start(loaded.value, config, detected.kind)
     except Exception as error:
-        # What the doctor cannot look at is told, and keeps no node from starting.
+        # A check that the doctor cannot run is reported, and does not prevent a start.
         doctor = AbsentDoctor(error, at_unix_s=time.time())
     try:
         code = run_node(loaded.value, detected, document=config, manager=manager, doctor=doctor)
@@ -209,7 +209,7 @@ def explain(
         found.sort(key=lambda one: (one.at_unix_s, one.sequence), reverse=True)
         decisions = found[:limit]
         events = [] if levers or code else asked.journal_events(limit)
-    # An event older than the oldest decision shown would suggest that nothing lay between.
+    # An event older than the oldest decision shown would suggest that nothing happened in between.
     begin = since_unix_s or 0.0
     cut = len(decisions) == limit
     if cut:

@@ -1,4 +1,4 @@
-"""What several commands share: the socket option, who is asking, times on the command line."""
+"""Shared by several commands: the socket option, who is asking, times on the command line."""
 
 import getpass
 import os
@@ -39,7 +39,7 @@ def actor() -> str:
 
 
 def tell(message: str, code: int) -> int:
-    """Say why a command ends, as its last word; ``code`` again."""
+    """Print why a command ends, as its last line; returns ``code``."""
     print(f"hisparsed: {message}", file=sys.stderr)  # noqa: T201 (standard error is the place)
     return code
 

@@ -1,4 +1,5 @@
-"""`hisparsed plan` and `hisparsed simulate`: size a node and compare policies without hardware.
+"""`hisparsed plan` and `hisparsed simulate`: plan a node's sizes and compare policies without
+hardware.
 
 Results go to standard output as a table or JSON, progress goes to standard error. Exit code 2 for
 wrong input. Imports beyond typer wait until a command runs.

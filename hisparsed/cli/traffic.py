@@ -183,7 +183,7 @@ def _run_demo(
 
 
 def _has_terminal() -> bool:
-    """Whether a terminal is ours to draw on: a process in the background would be stopped."""
+    """Whether this process may draw on the terminal: a background process would be stopped."""
     import os
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

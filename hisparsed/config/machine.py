@@ -1,4 +1,4 @@
-"""What this machine allows: the kind of node, and how much host memory the node may use.
+"""The limits of this machine: the kind of node, and how much host memory the node may use.
 
 The kind is cuda, reference or simulated; GPUs are found through a probe that the caller passes in.
 Memory is counted as the kernel does: RAM, and the limit and use of every cgroup around this process
@@ -26,9 +26,9 @@ def machine_memory_bytes() -> int:
 
 
 def available_memory_bytes() -> int:
-    """What this process and those that it starts may still take, in bytes.
+    """Bytes that this process and its children may still take.
 
-    Of the machine, and of each cgroup that it is in: what others in it have taken is gone.
+    The least of what is free on the machine and in each cgroup around the process.
     """
     rooms = [one.room_bytes for one in cgroups_of(_CGROUP_ROOT, _OWN_CGROUP)]
     return min([psutil.virtual_memory().available, *rooms])

@@ -1,8 +1,8 @@
 """The node document (`hisparsed.yaml`): what the daemon needs to start one node.
 
-Reads the file and checks it against the machine. Starts nothing and opens no sockets. What can
-change while the node runs is in the policy document. ``shipped_config`` finds the documents that
-come with the package.
+Reads the file and checks it against the machine. Starts nothing and opens no sockets. Settings that
+can change while the node runs are in the policy document. ``shipped_config`` finds the documents
+that come with the package.
 """
 
 import ipaddress
@@ -258,7 +258,8 @@ def _key_problems(loaded: Loaded[NodeConfig]) -> list[Problem]:
 
 
 def read_api_keys(path: Path) -> list[str]:
-    """The keys in a key file, one a line; blank lines and lines that begin with ``#`` are none.
+    """The keys in a key file, one per line; blank lines and lines that begin with ``#`` are
+    skipped.
 
     Raises ``OSError``, and ``UnicodeDecodeError`` for what is not UTF-8.
     """

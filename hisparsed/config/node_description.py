@@ -1,7 +1,7 @@
-"""The description of a node that is not here: its model, memory, bandwidths and speeds.
+"""The description of a node: its model, memory, bandwidths and speeds.
 
-What `hisparsed plan` counts with and the simulated node runs on. Reads and checks; the shipped
-files in `etc/nodes` say where each figure comes from. Not here: any arithmetic with them.
+`hisparsed plan` and the simulated node use it. Reads and checks; does no arithmetic. The shipped
+files in `etc/nodes` say where each figure comes from.
 """
 
 from itertools import pairwise
@@ -81,7 +81,7 @@ class HostDescription(_Section):
     budget: ByteSize = Field(gt=0)
     """Memory of both pools together."""
     memory_bandwidth: ByteSize = Field(gt=0)
-    """What all GPUs together can read from host memory in a second."""
+    """Bytes per second that all GPUs together can read from host memory."""
 
 
 class EngineDescription(_Section):
@@ -117,9 +117,9 @@ class CoreDescription(_Section):
     step_ms: float = Field(default=0.0, ge=0, le=1e6)
     """Of every step."""
     request_ms: float = Field(default=0.0, ge=0, le=1e6)
-    """Of each request in it."""
+    """For each request in the step."""
     token_us: float = Field(default=0.0, ge=0, le=1e6)
-    """Of each token that it computes, in microseconds."""
+    """For each token that the step computes, in microseconds."""
 
 
 class RowsDescription(_Section):
@@ -130,8 +130,8 @@ class RowsDescription(_Section):
     union: tuple[Positive, ...] = Field(min_length=1)
     """Distinct rows / top-k that 1, 2, ... rows of one request select in one step."""
     spread: float = Field(default=0.0, ge=0, le=10)
-    """How much requests differ: each misses as if its buffer were larger or smaller by its
-    own factor, up to 1 + spread either way."""
+    """How much requests differ: each misses as if its buffer were larger or smaller by a factor of
+    up to 1 + spread."""
 
 
 class NodeDescription(_Section):

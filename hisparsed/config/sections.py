@@ -41,7 +41,7 @@ Few = Annotated[int, Field(ge=1, le=1024, strict=True)]
 
 
 class CudaConfig(BaseModel):
-    """Counts, and tokens or rows where the name says so; ``None`` leaves a value to vLLM."""
+    """Counts of what the names say; ``None`` leaves a value to vLLM."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -80,7 +80,7 @@ class CudaConfig(BaseModel):
 
 
 class ReferenceConfig(BaseModel):
-    """A sparse-MLA model with fixed random weights; counts, and tokens where the name says so."""
+    """A sparse-MLA model with fixed random weights. Counts of what the names say."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -177,7 +177,7 @@ class DisaggregationConfig(BaseModel):
         return self
 
     def refused_on(self, kind: str) -> Refused | None:
-        """What a node of ``kind`` cannot do of this, if anything."""
+        """The settings that a node of ``kind`` does not support, if any."""
         if kind == "simulated":
             return Refused(
                 (),

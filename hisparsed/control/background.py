@@ -1,6 +1,6 @@
 """Background tasks that run as long as the daemon: restarted when they end, and reported.
 
-Not for engines, which ``supervision`` keeps, nor for work that ends by itself.
+Not for engines, which ``supervision`` keeps, nor for work that has an end.
 """
 
 from __future__ import annotations

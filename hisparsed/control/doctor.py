@@ -1,6 +1,6 @@
-"""The doctor alongside a serving node: it looks again from time to time and on request.
+"""The doctor of a serving node: it checks again from time to time and on request.
 
-Each look runs in its own thread, because a driver may take minutes to answer. Events report new
+Each check runs in its own thread, because a driver may take minutes to answer. Events report new
 findings and findings that are gone. The checks come from outside; nothing is repaired here and no
 request waits. ``DoctorApi`` has the routes.
 """
@@ -34,7 +34,7 @@ _REPORTED = (Severity.WARNING, Severity.FATAL)
 
 
 class Doctor(Protocol):
-    """Findings of each check, those that are well included."""
+    """Findings of each check, also those without a fault."""
 
     @property
     def findings(self) -> Sequence[DoctorFinding]:

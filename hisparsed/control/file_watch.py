@@ -53,7 +53,7 @@ def fingerprint(path: Path) -> str:
 
 
 def unexpected(error: Exception) -> str:
-    """What a rejection says of a document that the daemon itself fails on."""
+    """The text of a rejection when the daemon itself fails on the document."""
     return (
         f"it cannot be judged ({type(error).__name__}: {error}). This is a bug in the daemon: "
         f"please report it with the document."
@@ -106,7 +106,7 @@ async def watch_files(
                 for file in files:
                     file.look()
                 if folders_of(files) != folders:
-                    break  # a link leads elsewhere now, or a folder was made again
+                    break  # a link has another target now, or a folder was recreated
             else:
                 await sleep(SLOW_LOOK_S)
         except OSError as error:
@@ -138,14 +138,14 @@ class NodeFile:
         self._load = load
         self._seen: str | None = None
         self.pending: tuple[PendingRestart, ...] = ()
-        """What only a restart puts in force."""
+        """Keys whose change takes effect only after a restart."""
 
     def now_runs(self, config: NodeConfig) -> None:
         """From now on the document is compared with this."""
         if config == self._running:
             return
         self._running = config
-        with contextlib.suppress(ConfigError):  # told when the file was seen to have changed
+        with contextlib.suppress(ConfigError):  # reported when the change is seen
             self.pending = differences(config, self._load(self._path))
 
     def look(self) -> None:

@@ -22,7 +22,7 @@ class Holds:
         self._frozen: frozenset[Lever] = frozenset()
         self._modes: dict[Lever, Mode] = {}
         self.mode_actors: dict[Lever, str] = {}
-        """Who set each of the modes."""
+        """The actor who set each mode."""
 
     @property
     def frozen(self) -> frozenset[Lever]:

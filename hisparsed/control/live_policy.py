@@ -98,7 +98,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """What came of one reload; ``error`` says why a policy was rejected, with its lines."""
+    """The result of one reload; ``error`` says why a policy was rejected, with its lines."""
 
     outcome: ReloadOutcome
     active: ActivePolicy
@@ -129,7 +129,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What changed by itself since the tick before."""
+    """Changes by time since the tick before: schedules and overrides that began or ended."""
 
     expired: tuple[Override, ...] = ()
     dropped: tuple[Dropped, ...] = ()
@@ -175,7 +175,7 @@ class PolicySource:
 
     @property
     def overrides(self) -> tuple[Override, ...]:
-        """What operators set, in the order in which they did."""
+        """Values that operators set, in the order in which they were set."""
         return self._checked.overrides
 
     @property
@@ -304,8 +304,8 @@ class PolicySource:
     def advance(self, snapshot: Snapshot | None = None) -> Advance:
         """Let overrides expire and schedules begin and end; called once per tick.
 
-        What was set for a time lasts as long as requested, whatever becomes of the clock;
-        schedules go by the clock.
+        An override with a time limit lasts as long as requested even if the clock is set; schedules
+        follow the clock.
         """
         jump_s = self._jump.since_last_s()
         if jump_s:

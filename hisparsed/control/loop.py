@@ -48,7 +48,7 @@ _SAY_LATE_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """What every control loop of one daemon works with; made once, it outlives engines.
+    """The parts that every control loop of one daemon uses; made once, they outlive engines.
 
     ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds.
     """

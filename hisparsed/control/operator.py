@@ -1,8 +1,8 @@
-"""What an operator can do to a running node: reload, set values, freeze, thaw, set a mode.
+"""The actions of an operator on a running node: reload, set values, freeze, thaw, set a mode.
 
 Each action names its actor and may name the policy generation it is meant for. It takes effect at
 the next tick. The events that an action, a schedule or an expiry causes are recorded here too.
-Not here: the HTTP routes.
+``api.policy`` has the HTTP routes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The small files of the state folder, each replaced whole: a crash leaves the old or the new one.
 
 ``OverrideFile`` keeps the values that operators set, ``TargetFile`` the targets in force, so that a
-restart continues where the node was. Trouble with the disk is remembered and reported; it never
-stops the node. The group of the operators may read them. Not here: the journal.
+restart continues where the node was. Disk errors are remembered and reported; they never stop the
+node. The operators' group may read the files. The journal is separate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ EVIDENCE_FOLDER_MODE = 0o750
 
 
 def write_state_file(path: Path, data: bytes) -> None:
-    """Replace ``path`` whole and for good. Raises ``OSError``; ``path`` is as it was then."""
+    """Replace the whole of ``path``, also on disk. Raises ``OSError``; ``path`` is then
+    unchanged."""
     write_atomically(path, data, mode=STATE_FILE_MODE, durable=True)
 
 
@@ -80,7 +81,7 @@ class OverrideFile:
         self.error: str | None = None
 
     def load(self) -> tuple[Override, ...]:
-        """What was kept; nothing when there is no file.
+        """The values kept; empty when the file does not exist.
 
         Raises ``OverrideFileError``; a file that cannot be understood is set aside first, if
         the disk lets it.
@@ -150,7 +151,7 @@ class TargetFile:
         """Why the latest ``save`` or ``retry`` failed; ``None`` when it did not."""
 
     def load(self, policy_hash: str, geometry: PoolGeometry) -> Targets | None:
-        """What was kept for this policy on this node; ``None`` where nothing was."""
+        """The targets kept for this policy on this node; ``None`` if there are none."""
         try:
             document = _TargetsDocument.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:

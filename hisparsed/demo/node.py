@@ -1,4 +1,4 @@
-"""The demo's node: its sizes, its documents, and ``hisparsed serve`` in a process of its own.
+"""The demo's node: its sizes, its documents, and ``hisparsed serve`` in a separate process.
 
 Sized so that a CPU shows what a GPU node does under load: more sessions than the pools can hold, a
 slab smaller than the running requests, and a start split as the vLLM blog has it.
@@ -168,7 +168,7 @@ class DemoNode:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # What a killed node leaves behind goes with the folder.
+                # Files that a killed node leaves are removed with the folder.
                 env={**os.environ, "TMPDIR": str(self._folder)},
                 # Ctrl-C of a terminal is for this process, which ends the node itself.
                 start_new_session=True,
@@ -189,7 +189,7 @@ class DemoNode:
         return False
 
     def stage(self) -> str:
-        """What a node that starts is doing, in a few words."""
+        """The current stage of a node that starts, in a few words."""
         with contextlib.suppress(psutil.Error):
             if self._process is not None and psutil.Process(self._process.pid).children():
                 return "its engine process imports vLLM and starts"
@@ -202,7 +202,7 @@ class DemoNode:
             raise UserError(f"the demo's node ended with exit code {code}:\n{self._log_end()}")
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM; ``wait_for_end`` sees to the rest."""
+        """Send SIGTERM; ``wait_for_end`` does the rest."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 

@@ -1,9 +1,9 @@
 """The demo from start to end: two nodes at once, the same calls to both, one summary.
 
 One node runs with the policy on, the other with it off; both start together, get the same whole
-calls at the same time, and share the machine, so that whatever else runs on it slows both. Each
-is a real daemon in a process of its own; this process only sends calls and reads the control
-sockets. Progress goes to ``say``, the result is returned.
+calls at the same time, and share the machine, so that whatever else runs on it slows both. Each is
+a real daemon in its own process; this process only sends calls and reads the control sockets.
+Progress goes to ``say``, the result is returned.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from hisparsed.replay.scaled_trace import PromptMaker, ScaledCall, ScaledSession
 from hisparsed.replay.trace import load_trace
 
 WHOLE_S = 180.0
-"""What a demo takes without ``--for``, from its start to its summary."""
+"""Time of a demo without ``--for``, from its start to its summary."""
 _LEAST_CALLS_S = 100.0
 _END_S = 6.0
 """Left of it for the end: nodes that stop, and the report."""
@@ -64,9 +64,9 @@ _FIRST_EVER = ScaledCall(0, (), -1, input_tokens=256, output_tokens=8, think_tim
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What was asked for. ``calls_s`` is about how long the compared calls take; ``None``: what
-    is left of ``WHOLE_S``. ``concurrency`` overrules ``load``. ``view``: the terminal shows both
-    nodes while they run; nothing is said meanwhile."""
+    """The options. ``calls_s``: about how long the compared calls take; ``None`` is the rest of
+    ``WHOLE_S``. ``concurrency`` overrules ``load``. ``view``: the terminal shows both nodes while
+    they run; no lines are printed meanwhile."""
 
     model: str = "standard"
     load: float = DEFAULT_LOAD
@@ -129,7 +129,7 @@ class _Demo:
 
     async def run(self) -> Comparison:
         task = asyncio.current_task()
-        for number in (signal.SIGTERM, signal.SIGHUP):  # asyncio itself sees to SIGINT
+        for number in (signal.SIGTERM, signal.SIGHUP):  # asyncio itself handles SIGINT
             asyncio.get_running_loop().add_signal_handler(number, task.cancel if task else int)
         settings = self._options.settings
         self._say(

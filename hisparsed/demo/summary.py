@@ -34,7 +34,7 @@ class Sizing:
 
     @property
     def tells(self) -> bool:
-        """Whether there are enough calls to tell one policy from another."""
+        """Whether there are enough calls to compare two policies."""
         return self.calls >= LEAST_CALLS_A_SESSION * self.concurrency
 
 
@@ -96,7 +96,7 @@ def moves_of(run: NodeRun, lever: Lever) -> list[DecisionView]:
 
 
 def figures(run: NodeRun) -> dict[str, Any]:
-    """The figures of one run, as they stand in the summary's JSON."""
+    """The figures of one run, as in the summary's JSON."""
     summary = summarise(run.result).to_dict()
     return {
         "requests": summary["requests"],
@@ -118,7 +118,7 @@ def figures(run: NodeRun) -> dict[str, Any]:
 
 
 def summary_document(comparison: Comparison) -> dict[str, Any]:
-    """The demo's JSON: the run with the policy on, and ``policy_off`` beside it."""
+    """The demo's JSON: the run with the policy on, and the other run as ``policy_off``."""
     on, off, sizing = comparison.on, comparison.off, comparison.sizing
     answers = compare(on.result.calls, off.result.calls)
     reasons = Counter(f"{one.lever}:{one.code}" for lever in _LEVERS for one in moves_of(on, lever))

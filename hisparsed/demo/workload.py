@@ -27,7 +27,7 @@ from hisparsed.replay.scaled_trace import (
 from hisparsed.replay.trace import BlockRun, Trace, block_ids
 
 SCALE = Fraction(1, 64)
-"""Token counts of the trace are multiplied by it: a CPU computes some 1,000 tokens a second."""
+"""Token counts of the trace are multiplied by it: a CPU computes about 1,000 tokens per second."""
 SESSION_CALLS = 8
 """Calls of a session that are sent. Contexts grow with each, so that longer sessions would make
 a run on a fast machine, which has more of them, a heavier load than one on a slow machine."""
@@ -35,11 +35,11 @@ DEFAULT_LOAD = 1.5
 """Live set / reach: over-subscribed, and not hopelessly so."""
 _MOST_SESSIONS = 60
 _PASSES = 10
-"""Times that the trace can be sent, each with prompts of its own."""
+"""Times that the trace can be sent, each time with different prompts."""
 
 TOKENS_A_CALL = 20
 TOKENS_AN_OUTPUT = 6
-"""What a call and one token of its answer cost, in tokens of prefill: HTTP and scheduling, and
+"""The cost of a call and of one token of its answer, in tokens of prefill: HTTP and scheduling, and
 a share of a decode step. About right on CPUs from slow to fast."""
 
 

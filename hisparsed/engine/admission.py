@@ -5,9 +5,9 @@ prefix while they queue. Starting the call that is cheapest to recompute keeps w
 useful; ageing bounds how long any call can be passed over.
 
 The live set is the sessions that are likely to come back. A call belongs to the session whose
-earlier prompt is the longest prefix of its own; block hashes are chained, so one look-up a block
-finds it. Prefixes that sessions share (system prompts) count once per session, so the live set errs
-on the large side. Pure: time is passed in.
+earlier prompt is the longest prefix of the call's prompt; block hashes are chained, so one look-up
+per block finds it. Prefixes that sessions share (system prompts) count once per session, so the
+live set errs on the large side. Pure: time is passed in.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class OldestTurn:
         self._credit = 0.0
 
     def due(self, waiting: Iterable[str], oldest: str, share: float) -> bool:
-        """``waiting`` calls before a pass, the ``oldest`` of them among them. What no longer
-        waits has started; a turn stands until it is taken, and never more than one."""
+        """``waiting``: calls before a pass, which include the ``oldest``. A call that no longer
+        waits has started. A turn stays until it is taken, and there is at most one."""
         now = frozenset(waiting)
         started = self._waited - now
         if self._oldest in started:

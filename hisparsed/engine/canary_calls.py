@@ -61,7 +61,7 @@ class CanaryCalls:
         self._calls[call.request_id] = _Watched(call)
 
     def end(self, request_id: str) -> CanaryReport:
-        """What was seen of an announced request. Raises ``ValueError`` for any other."""
+        """The observations of an announced request. Raises ``ValueError`` for any other."""
         watched = self._calls.pop(request_id, None)
         if watched is None:
             raise ValueError(f"no canary call {request_id!r} was announced, or it was forgotten")
@@ -83,8 +83,8 @@ class CanaryCalls:
     # --- called by the scheduler ------------------------------------------------------
 
     def added(self, request: Any) -> bool:
-        """A request came; whether it is one of ours. Its prefix is then to come from where
-        its residency says."""
+        """A request arrived; returns whether the canary announced it. Its prefix is then read from
+        where its residency says."""
         watched = self._find(request.request_id)
         if watched is None:
             return False

@@ -32,7 +32,7 @@ def is_service_link(environ: Mapping[str, str]) -> bool:
 
 
 def environment_problems(environ: Mapping[str, str]) -> list[str]:
-    """What starts no engine, each with the expected value."""
+    """Settings with which no engine starts, each with the expected value."""
     found = []
     method, port = environ.get(METHOD_ENV), environ.get(PORT_ENV)
     if method not in (None, METHOD):

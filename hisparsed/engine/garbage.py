@@ -1,7 +1,7 @@
 """Python's garbage collector while a process imports vLLM.
 
-What imports make stays, so that looking through it again and again finds nothing. With torch and
-vLLM this takes a sixth of the CPU time of the imports, in the daemon and in each engine process.
+Objects that imports create stay, so that repeated collections find nothing. With torch and vLLM
+they take a sixth of the CPU time of the imports, in the daemon and in each engine process.
 """
 
 from __future__ import annotations

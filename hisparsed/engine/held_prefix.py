@@ -1,9 +1,9 @@
 """How much of a waiting call's prefix both pools still hold, asked of vLLM's own caches.
 
-A prefix counts only where the HiSparse pool and the indexer KV (on the GPU or offloaded)
-both reach. Read-only: recency of what is looked at does not change. A look-up costs a probe a
-block, on the engine thread, so one pass makes a bounded number of them. What was found before is
-checked and not looked up again: the same answer in a fraction of the time.
+A prefix counts only where the HiSparse pool and the indexer KV (on the GPU or offloaded) both
+reach. Read-only: recency of what is looked at does not change. A look-up costs one probe per block
+on the engine thread, so one pass makes a bounded number of them. An earlier result is checked
+instead of repeating its look-up: the same answer in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class HeldPrefix:
 
 @dataclass
 class _Known:
-    """What was found of one call, and the names of its chunks."""
+    """The result of the look-up for one call, and the names of its chunks."""
 
     source: RememberedPrefix
     indexer: RememberedPrefix

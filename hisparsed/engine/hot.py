@@ -23,10 +23,10 @@ from hisparsed.policy.signals import HotBuffers, LeasePoint, MissPoint, RequestH
 
 
 class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
-    """A hot manager with an agreed lease size a request.
+    """A hot manager with an agreed lease size per request.
 
-    ``blocks_per_request`` stays what it was: the upper bound that vLLM sized its tables for.
-    ``grow_headroom``: GPU blocks that growing leaves free; ``None`` grows no running request.
+    ``blocks_per_request`` stays the upper bound that vLLM sized its tables for. ``grow_headroom``:
+    GPU blocks that growing leaves free; ``None`` grows no running request.
     """
 
     def start_leases(self, blocks: int, *, hot_groups: int, grow_headroom: int | None) -> None:
@@ -46,9 +46,9 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
         return bounded
 
     def set_targets(self, blocks: Mapping[str, int]) -> None:
-        """Sizes of their own for requests that have a lease; those not named keep theirs.
+        """Lease sizes for single requests that have a lease; requests not named keep their size.
 
-        What is larger than its target is given back by ``shrink``, what is smaller grows.
+        ``shrink`` returns the blocks of leases above their target; smaller leases grow.
         """
         for request_id, own in blocks.items():
             if request_id in self.lease_blocks:
@@ -153,7 +153,7 @@ _POINTS_ABOVE = 4
 
 @dataclass(frozen=True)
 class HotUnits:
-    """What hot blocks mean on a node. ``least_rows``: of a legal lease.
+    """The meaning of hot blocks on a node. ``least_rows``: of a legal lease.
 
     A multiplier is hot rows / top-k, however many rows of a request a step decodes.
     """

@@ -1,8 +1,8 @@
-"""What vLLM asks of an executor, answered in the engine core's process, without GPU workers.
+"""Answers vLLM's questions to an executor in the engine core's process, without GPU workers.
 
 The part of the contract that the reference and simulated nodes answer alike: layers and the pages
-that HiSparse plans next to them, one answer a step, and what has no meaning without workers. Not
-here: what a step computes, and what the control side asks.
+that HiSparse plans next to them, one answer a step, and the calls that have no meaning without
+workers. Computes no step and answers nothing to the control side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 @dataclass(frozen=True, slots=True)
 class LayerRowSize:
-    """What vLLM calls one layer's rows, and bytes of a row: a token in that layer."""
+    """vLLM's name for one layer's rows, and the bytes of a row: one token in that layer."""
 
     name: str
     row_bytes: int

@@ -27,18 +27,19 @@ class KernelReason(StrEnum):
     UNPROVED = "Unproved"
     """The proof could not be carried out."""
     NOT_POSSIBLE = "NotPossible"
-    """This vLLM, model or policy does not go with ours."""
+    """This vLLM, model or policy does not work with hisparsed's kernels."""
     DISTRUSTED = "Distrusted"
     """Ours passed, and an engine that ran them answered wrong or met an error of a kernel."""
 
     @property
     def fell_back(self) -> bool:
-        """Whether ours were wanted and are not used."""
+        """Whether hisparsed's kernels were wanted and are not used."""
         return self not in (KernelReason.CONFIGURED, KernelReason.PROVED)
 
 
 class RankTimes(BaseModel):
-    """One GPU's resolve and gathers, microseconds per step, where ours did worst."""
+    """One GPU's resolve and gathers, microseconds per step, at the size where hisparsed's kernels
+    did worst."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,9 +60,9 @@ class KernelsStatus(BaseModel):
     sentence: str
     """All of it for people."""
     max_ratio: float
-    """The most of vLLM's time that ours may take."""
+    """The largest share of vLLM's time that hisparsed's kernels may take."""
     ratio: float | None = None
-    """What ours took on the slowest GPU; `None` where it was not timed."""
+    """The share that they took on the slowest GPU; `None` where it was not timed."""
     ranks: list[RankTimes] = []
     proved_unix_s: float | None = None
     """When the proof was made that this rests on."""

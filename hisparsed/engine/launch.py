@@ -40,10 +40,10 @@ from hisparsed.policy.signals import EngineReport
 
 
 class NodeBody(Protocol):
-    """What a kind of node says about itself. Nothing here imports vLLM before the last two."""
+    """The properties of a kind of node. Nothing here imports vLLM before the last two."""
 
     def served_names(self, config: NodeConfig) -> tuple[str, ...]:
-        """What clients may ask for; the first is the model's name."""
+        """Model names that clients may ask for; the first is the model's own."""
         ...
 
     def asked_multiplier(self, config: NodeConfig, policy: HotPolicy) -> float:
@@ -64,7 +64,8 @@ class NodeBody(Protocol):
 
 
 def body_of(kind: NodeKind) -> NodeBody:
-    """The body of a node that serves; raises ``UserError`` for one that does not."""
+    """The launch functions of a kind of node that serves; raises ``UserError`` for any other
+    kind."""
     if kind == "cuda":
         from hisparsed.engine.cuda import launch as cuda
 
@@ -80,7 +81,7 @@ def body_of(kind: NodeKind) -> NodeBody:
 
 
 def served_names(config: NodeConfig, kind: NodeKind) -> tuple[str, ...]:
-    """What clients may ask the node for; the first is the model's name."""
+    """Model names that clients may ask the node for; the first is the model's own."""
     return body_of(kind).served_names(config)
 
 
@@ -91,8 +92,8 @@ def asked_multiplier(config: NodeConfig, kind: NodeKind, policy: HotPolicy) -> f
 
 
 def proved_multiplier(config: NodeConfig, kind: NodeKind, policy: HotPolicy) -> float | None:
-    """What takes the place of ``asked_multiplier`` once our kernels are proved on a CUDA node that
-    asks for a proof (``cuda.kernels: auto``)."""
+    """The multiplier instead of ``asked_multiplier`` once hisparsed's kernels are proved on a CUDA
+    node that asks for a proof (``cuda.kernels: auto``)."""
     if kind != "cuda":
         return None
     from hisparsed.engine.cuda import launch as cuda
@@ -213,7 +214,7 @@ class EngineHandle:
                     message = f"engine control call {action!r} took over {_CALL_TIMEOUT_S} s"
                     raise TimeoutError(message)
         finally:
-            # Also where nobody waits any longer: what it ends in is nobody's then.
+            # Also if nothing waits any longer: the result is then dropped.
             call.cancel()
 
     def shutdown(self, timeout_s: float) -> None:

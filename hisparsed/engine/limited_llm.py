@@ -3,8 +3,8 @@
 Every node's front is one of these. An engine core that is asked to stop aborts its calls, and
 vLLM's APIs would pass that on as an answer that is whole; here it counts as the engine's death.
 Judges lengths, and ``kv_transfer_params`` that clients send through ``vllm_xargs``: vLLM takes text
-and numbers there, and then reads an object. What stands inside the object is for the connector to
-judge; order and number of calls are not judged here.
+and numbers there, and then reads an object. The connector checks the fields of the object. Order
+and number of calls are not checked here.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class LimitedLLM(AsyncLLM):  # type: ignore[misc]
     ) -> AsyncGenerator[Any, None]:
         """Raises vLLM's error of a dead engine instead of an output that was cut off.
 
-        A client that goes away, and a limit of ours, end the reading; only the end of the engine
-        core aborts a call that is still read.
+        A client that disconnects, and a limit of the daemon, end the reading; only the end of the
+        engine core aborts a call that is still read.
         """
         async with aclosing(outputs):
             async for output in outputs:

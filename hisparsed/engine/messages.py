@@ -98,7 +98,7 @@ class CanaryCall(_Message):
 
 
 class CanaryReport(_Message):
-    """What was seen of one: decode steps by the residency they were made in, and its cost."""
+    """The observations of one: decode steps by the residency in which they ran, and its cost."""
 
     full: int
     mixed: int

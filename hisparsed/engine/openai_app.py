@@ -1,9 +1,9 @@
 """vLLM's own OpenAI-compatible application around our engine, without vLLM's server loop.
 
-Its arguments are the operator's ``frontend_args`` and ours. They are checked before an engine
-starts, because loading weights takes minutes; what the daemon sets itself was refused with the
-document. The one place that knows how vLLM assembles its API; the daemon serves the result.
-Imports vLLM only when called.
+Its arguments are the operator's ``frontend_args`` and the daemon's own. They are checked before an
+engine starts, because loading weights takes minutes; arguments that only the daemon may set were
+refused with the document. The one place that knows how vLLM assembles its API; the daemon serves
+the result. Imports vLLM only when called.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ _OURS: Mapping[str, Any] = {
 }
 """Where the operator says nothing else."""
 _REFERENCE: Mapping[str, Any] = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
-"""The same on the reference node, whose model has no form of tool calls of its own: this one is
-plain text around JSON. Its arguments follow the tool's schema, strict or not, as those of a model
-that knows what it says do."""
+"""The same on the reference node. Its model has no format for tool calls, so this is plain text
+around JSON. The arguments follow the tool's schema, strict or not, as a trained model's would."""
 
 
 def frontend_arguments(config: NodeConfig, kind: NodeKind) -> Any:

@@ -56,8 +56,7 @@ class ResidentPage:
 class PageTables:
     """Which pages of each request are on the GPU; ``None`` stands for one that is not.
 
-    Tables follow the groups' block tables: what those have got since is taken up when a table is
-    asked for.
+    Tables follow the groups' block tables: new blocks are added when a table is asked for.
     """
 
     def __init__(self, managers: Sequence[Any]) -> None:
@@ -67,7 +66,7 @@ class PageTables:
         """Pages of each request that are only on the host."""
 
     def known(self, request_id: str) -> list[ResidentPage | None]:
-        """What was taken up so far; safe while some groups have more blocks than others."""
+        """The blocks added so far; safe while some groups have more blocks than others."""
         return self._known.get(request_id, _NONE)
 
     def table(self, request_id: str) -> list[ResidentPage | None]:
@@ -303,7 +302,7 @@ class PagedCoordinator(HiSparseCoordinator):  # type: ignore[misc]
     # --- pages that leave the GPU ---------------------------------------------------------
 
     def _can_read_from_host(self, request_id: str) -> bool:
-        # Groups are leased alike, one after another: with the last one all have theirs.
+        # Groups are leased alike, one after another: with the last one, all have their lease.
         hot = self.hot_managers
         return bool(hot) and hot[-1].has_hot(request_id) and hot[0].has_hot(request_id)
 
@@ -414,7 +413,7 @@ class PagedCoordinator(HiSparseCoordinator):  # type: ignore[misc]
             unpin(pending.resident_blocks)
             pending.enqueue_applied = True
 
-    # --- what workers are told -----------------------------------------------------------------
+    # --- what workers are sent -----------------------------------------------------------------
 
     def build_row_mirrors(
         self, requests: Iterable[tuple[str, int, int]]

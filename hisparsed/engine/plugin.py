@@ -64,7 +64,8 @@ def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str,
 
 
 def _hot_workers(engine_core: Any) -> Any:
-    """What answers for hot buffers: an executor of ours, or the workers of vLLM's own."""
+    """The object that answers for hot buffers: an executor of hisparsed, or the workers of
+    vLLM's."""
     options = engine_core.scheduler.vllm_config.additional_config.get("hisparsed", {})
     if options.get("kernels") != "hisparsed":
         return engine_core.model_executor
@@ -102,7 +103,7 @@ class Guard:
 
 
 def guarded_by(pid: int) -> Guard:
-    """What a ``Guard`` is read by; ``pid`` is the process that wrote it. A copy guards nothing."""
+    """The key of a ``Guard``; ``pid`` is the process that wrote it. A copy guards nothing."""
     if pid != os.getpid():
         _leave_group_of_daemon()
         end_with(pid)
@@ -149,5 +150,5 @@ def _wait_and_end(sentinel: int) -> None:
 def _end() -> None:
     with contextlib.suppress(OSError):
         os.write(2, b"hisparsed: the daemon is gone; this process of it ends.\n")
-    # Not sys.exit: from a thread that ends only the thread, and there is nobody left to answer.
+    # Not sys.exit: in a thread it ends only the thread, and no caller is left to answer.
     os._exit(EXIT_PARENT_GONE)

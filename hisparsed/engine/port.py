@@ -1,7 +1,7 @@
-"""What engine and control side see of each other: one report, one command, serving counters.
+"""The interface between engine and control side: one report, one command, serving counters.
 
-The embedded vLLM implements ``EnginePort`` on every kind of node; test engines do too. Not here:
-how the engine starts or stops.
+The embedded vLLM implements ``EnginePort`` on every kind of node; test engines do too. Does not
+start or stop the engine.
 """
 
 from __future__ import annotations

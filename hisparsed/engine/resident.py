@@ -1,7 +1,7 @@
 """Resident pages: counted request by request, and admitted as vLLM means them to be.
 
-A report walks no pages, because changes are counted where they happen. Not here: which pages
-leave the GPU, which is vLLM's coordinator's choice.
+A report walks no pages, because changes are counted where they happen. vLLM's coordinator chooses
+which pages leave the GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
     """A resident manager that knows how many pages of each request are only on the host."""
 
     def start_counting(self, committing: set[str]) -> None:
-        """``committing`` is shared by all groups: calls whose prefix is taken up just now."""
+        """``committing`` is shared by all groups: calls whose prefix is being committed now."""
         self.host_only_pages: dict[str, int] = {}
         self._committing = committing
 

@@ -1,8 +1,8 @@
 """vLLM's scheduler with hisparsed's control attached, by ``scheduler_cls``.
 
-Adds no scheduling of its own: it lets the ledger and the admission order act before each
-pass, counts afterwards, and steps in only where nothing runs though it could. One mixin, two
-classes, as vLLM has a synchronous and an asynchronous scheduler.
+Does not schedule: it lets the ledger and the admission order act before each pass, counts
+afterwards, and intervenes only if nothing runs although it could. One mixin, two classes, as vLLM
+has a synchronous and an asynchronous scheduler.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def scratch_block_ids(count: int) -> range:
 def lease_scratch(pool: Any, count: int) -> None:
     """Take ``count`` blocks out of vLLM's ``BlockPool`` for as long as the engine lives.
 
-    The pool is smaller from then on: its usage and its cache reset leave them out. Raises
+    The pool is smaller from then on: its usage and its cache reset do not count them. Raises
     ``RuntimeError`` when others were given blocks before.
     """
     if count == 0:

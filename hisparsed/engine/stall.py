@@ -36,7 +36,7 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What one scheduling pass left behind."""
+    """The state after one scheduling pass."""
 
     now_s: float
     running: int

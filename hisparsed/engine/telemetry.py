@@ -1,8 +1,8 @@
-"""What vLLM reports about serving, as cumulative counters: a stat logger.
+"""A stat logger: vLLM's figures of serving as cumulative counters.
 
-Runs in the API process. Keeps sums only; windows and rates are the policy's business. Reads
-vLLM's stats and keeps no reference to them. ``ClientStats`` keeps the daemon's own calls out of
-them, and so out of vLLM's metrics too.
+Runs in the API process. Keeps sums only; the policy computes windows and rates. Reads vLLM's stats
+and keeps no reference to them. ``ClientStats`` keeps the daemon's own calls out of them, and so out
+of vLLM's metrics too.
 
 ``HiSparseStats`` are vLLM's own counters of hot buffers, which its workers sample once in 2,000
 steps. They are kept with the time of the last sample: an old sample says that nothing is known
@@ -24,8 +24,8 @@ from hisparsed.policy.signals import SampledRows
 
 CONNECTOR = "HiSparseConnector"
 HITS, MISSES, H2D_BYTES = "cache_hits", "cache_misses", "host_to_device_bytes"
-"""What every version has. Since 0.32 levels and lifetimes of host blocks stand next to them; those
-the host ledger knows itself."""
+"""Figures that every version has. Since 0.32 vLLM also reports levels and lifetimes of host blocks,
+which the host ledger knows itself."""
 
 
 class HiSparseStats:
@@ -39,7 +39,8 @@ class HiSparseStats:
         self._sampled_s: float | None = None
 
     def take(self, connector_stats: Mapping[str, Any] | None, now_s: float) -> None:
-        """Add what one step brought, by connector; every list has a number a rank and group."""
+        """Add the counts of one step, by connector; every list has one number per rank and
+        group."""
         data = (connector_stats or {}).get(CONNECTOR) or {}
         if not data.get(HITS) and not data.get(MISSES):
             return

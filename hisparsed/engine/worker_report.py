@@ -1,4 +1,4 @@
-"""What a node's workers count about hot buffers: totals, rows of each request, its miss curve.
+"""The counts of a node's workers about hot buffers: totals, rows of each request, its miss curve.
 
 Filled by the executors and read on the engine thread. Counters are cumulative; rows are KV rows
 over all index groups. ``request_curves`` is for nodes whose workers run our resolver: it reads the
@@ -59,7 +59,7 @@ NO_HOT_ROWS = HotRows(0, 0, 0, 0, 0, 0)
 
 MAX_REQUESTS = 256
 LEAST_STEPS = 8
-"""Sampled steps behind a curve; fewer say little, and a change of size begins again."""
+"""Least sampled steps behind a curve; a change of size starts the count again."""
 DISTINCT = [COUNTERS.index(name) for name in ("hits", "loads", "spills", "dropped")]
 """Columns of the counters that count distinct host-backed rows."""
 

@@ -29,7 +29,7 @@ SEES_TEXT: Final = (
 _REFUSES: Final = "vllm.entrypoints.anthropic.api_router"
 """Logs each call that it refuses with 400 as an error with a traceback."""
 _CLIENTS_FAULT: Final = (ValueError, TypeError, OverflowError)
-"""What vLLM answers with 400."""
+"""Errors that vLLM answers with status 400."""
 
 OWN: Final = "hisparsed"
 """Our own lines put in figures and names only."""

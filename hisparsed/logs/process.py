@@ -4,8 +4,8 @@ vLLM sets up logging when it is imported, in every process and in some of them a
 document that names the handler here, so its lines come out as the daemon's do, from the first.
 
 Lines of the engine process also go to the daemon, as datagrams on a Unix socket, so that the daemon
-can show them, also the last ones of an engine that dies. What cannot be sent at once is omitted:
-logging must never hold up a step. Both ends are here.
+can show them, also the last ones of an engine that dies. Lines that cannot be sent at once are
+dropped: logging must never hold up a step. Both ends are here.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def process_handler() -> ProcessHandler:
 
 
 def logging_document(level: str) -> dict[str, Any]:
-    """What vLLM and the daemon set their logging up with; ``level`` as in Python's logging."""
+    """The logging configuration of vLLM and the daemon; ``level`` as in Python's logging."""
     loud = {"handlers": ["process"], "level": level, "propagate": False}
     return {
         "version": 1,

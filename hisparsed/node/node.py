@@ -1,4 +1,4 @@
-"""What lives as long as the daemon, built in one direction: each part from those above it.
+"""The parts that live as long as the daemon, built in one direction: each from those above it.
 
 Nothing here is started; ``run`` does that, in order. Engines come and go in ``node.session``: who
 needs the engine asks for it each time, and may find none.
@@ -69,7 +69,7 @@ class Node:
     folder: Path
     """For the files of engines while they live."""
     sets_worker_stop: bool
-    """Whether vLLM's limit on the stop of its workers is ours to set."""
+    """Whether the daemon sets vLLM's limit on the stop of its workers."""
     manager: ServiceManager
     lifecycle: EngineLifecycle
     plane: ControlPlane

@@ -1,9 +1,10 @@
-"""What a node takes from the machine before anything heavy starts: ports, state folder, lock.
+"""The resources that a node takes from the machine before anything heavy starts: ports, state
+folder, lock.
 
 Everything that can be refused is refused here, so that an error never leaves half a node. Also the
 runtime folder: vLLM puts the sockets to its engine core into the folder for temporary files, and a
-killed daemon cannot remove them, so each life of the daemon has its own folder, which the next
-life removes. Not for what must outlive the daemon.
+killed daemon cannot remove them, so each run of the daemon has its own folder, which the next run
+removes. Not for files that must outlive the daemon.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def make_state_dir(path: Path) -> None:
 
 
 def _close_to_others(folder: Path) -> None:
-    """What a daemon with another umask left there is not for everybody either."""
+    """A folder that a daemon with another umask left must not be open to all users either."""
     for path in (folder, *(one for one in folder.iterdir() if not one.is_symlink())):
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o007 and path.stat().st_uid == os.geteuid():
@@ -147,7 +148,7 @@ def state_lock(state_dir: Path) -> Iterator[None]:
 
 _PREFIX = "hisparsed-run-"
 _BELOW_BYTES = len(f"/{_PREFIX}12345678/1000/{UUID(int=0)}")
-"""What comes after the folder for temporary files in the name of a socket of vLLM's."""
+"""The part after the temporary folder in the name of a vLLM socket."""
 _OTHERS = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 (a folder of our own is made there)
 _NOTE = "runtime-folder"
 """The file in the state folder that names the folder of the life before."""
@@ -210,7 +211,7 @@ def noted_folder(state_dir: Path) -> Path | None:
     """The runtime folder that the last daemon on ``state_dir`` noted, if it is still there."""
     try:
         folder = Path((state_dir / _NOTE).read_text(encoding="utf-8"))
-        # The note may be damaged; only what looks like one of ours is one.
+        # The note may be damaged; only a name in our own form is accepted.
         ours = folder.is_absolute() and folder.name.startswith(_PREFIX) and not folder.is_symlink()
         return folder if ours and folder.is_dir() else None
     except (OSError, ValueError):

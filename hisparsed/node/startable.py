@@ -1,6 +1,7 @@
-"""What a start refuses before it takes anything: one check, which `serve` and the doctor call.
+"""The check that a start makes before it takes anything; `serve` and the doctor call it.
 
-Not here: what the kind of node refuses (``engine.launch``), and what must be tried, such as ports.
+Refusals by the kind of node are in ``engine.launch``; what must be tried, such as ports, is not
+checked.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each check is a function of one picture of the machine and the node document. ``CHECKS`` is the
 list; a new check is a function and a line in it. Nothing here looks at the machine or changes it.
-Checks for CUDA nodes say so.
+Checks for CUDA nodes only ask first for ``pins`` or the kind.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ GIB = 2**30
 LEFT_FOR_SYSTEM = 0.05
 """Share of the memory that should stay for the engine's processes and the system."""
 PROCESS_BYTES = 512 * 2**20
-"""What one process with vLLM in it takes at least, without weights and pools."""
+"""The least memory of one process with vLLM, without weights and pools."""
 LEAST_LEFT_BYTES = 512 * 2**20
 LEAST_SHARED_LEFT_BYTES = 256 * 2**20
 LEAST_LEFT = 0.02
@@ -212,7 +212,7 @@ def own_bytes(q: Examination) -> int:
 
 
 def margin_bytes(q: Examination) -> int:
-    """What should stay free of the memory in addition to the host budget."""
+    """Memory that should stay free in addition to the host budget."""
     return max(int(q.machine.memory_bytes * LEFT_FOR_SYSTEM), 2 * own_bytes(q))
 
 
@@ -299,8 +299,8 @@ def orphans(q: Examination) -> Iterator[Finding]:
 def memlock(q: Examination) -> Iterator[Finding]:
     limit = q.machine.memlock_bytes
     # NVIDIA's driver pins with the kernel's get_user_pages and counts nothing as locked:
-    # os_lock_user_pages in NVIDIA/open-gpu-kernel-modules, kernel-open/nvidia/os-mlock.c. What
-    # registers the pool next to it, such as RDMA, does count.
+    # os_lock_user_pages in NVIDIA/open-gpu-kernel-modules, kernel-open/nvidia/os-mlock.c. A second
+    # registration of the pool, such as by RDMA, does count.
     if q.pins and limit is not None and limit < q.config.host_budget:
         yield Finding(
             "memlock",
@@ -542,4 +542,4 @@ WHILE_RUNNING: dict[str, tuple[Check, str]] = {
         for name in ("leaked-memory", "gpu-clocks", "kernels", "journal-disk", "clock")
     },
 }
-"""What can change, and means something, while the node has taken what it needs."""
+"""Checks whose result can change, and matters, while the node runs."""

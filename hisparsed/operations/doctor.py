@@ -55,7 +55,7 @@ def start_problems(config: NodeConfig, kind: NodeKind) -> tuple[str, ...]:
     if kind != "cuda":
         return tuple(found)
     multiplier = launch.asked_multiplier(config, policy)
-    # What NVML does not report is the doctor's to say, as a finding.
+    # The doctor reports what NVML does not provide, as a finding.
     machine = launch.read_machine_facts(on_unreadable=lambda _: None)
     return (*found, *launch.start_problems(config, machine, multiplier, os.environ))
 
@@ -67,7 +67,7 @@ _ANY_MEMORY = 2**62
 @dataclass(frozen=True, slots=True)
 class Visit:
     node: str
-    """What would start: one sentence."""
+    """One sentence on the node that would start."""
     findings: list[Finding]
 
 

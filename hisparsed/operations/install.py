@@ -1,7 +1,7 @@
 """Lays out the service: unit, user, folders, configuration, dashboards. Writes files, runs nothing.
 
-Idempotent: what is as it should be is left alone, and a configuration file that was edited
-is never overwritten. Not here: enabling or starting anything.
+Idempotent: correct files are left alone, and a configuration file that was edited is never
+overwritten. Enables and starts nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BACK_OFF_SINCE: Final = 254
 
 
 class FileOutcome(StrEnum):
-    """What became of one file."""
+    """The result for one file."""
 
     CREATED = "created"
     UPDATED = "updated"

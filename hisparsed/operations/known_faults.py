@@ -48,7 +48,7 @@ class _Fault(_Entry):
 
 
 class FaultConditions(_Entry):
-    """What a node must be like for a fault to matter; what is omitted always holds."""
+    """Conditions under which a fault matters to a node; an omitted condition always holds."""
 
     host_budget_from: ByteSize | None = None
     engine_args_above: dict[str, int] = Field(default_factory=dict)

@@ -189,7 +189,8 @@ def read_machine(config: NodeConfig) -> Machine:
 
 
 def look_again(before: Machine, config: NodeConfig) -> Machine:
-    """What may have changed while a node runs; all else as ``before``. Touches nothing of it."""
+    """The machine again while a node runs: values that can change are read, all others are from
+    ``before``. Does not touch the node."""
     shm = shutil.disk_usage(SHM)
     _, gpus = _gpus()
     proofs, doubt = KeptProofs(config.state_dir).latest()
@@ -216,7 +217,7 @@ def _memlock() -> int | None:
 
 
 def _gpus() -> tuple[str | None, tuple[Gpu, ...]]:
-    # What NVML does not report is its own finding, so it need not be logged too.
+    # Missing NVML values have their own finding, so they are not logged too.
     reader = GpuReader(nvidia_library(), os.environ, on_unreadable=lambda _: None)
     try:
         return reader.driver(), tuple(map(_gpu, reader.read()))

@@ -62,17 +62,18 @@ def published_layout(node: NodeDescription) -> Layout:
 
 
 def real_layout(node: NodeDescription, copies: int) -> Layout:
-    """What vLLM allocates: real rows, host memory in whole pages, ``copies`` of the indexer."""
+    """Memory that vLLM allocates: real rows, host memory in whole pages, ``copies`` of the
+    indexer."""
     return _layout(node, node.model.row_bytes, padded=True, copies=copies)
 
 
 def simulated_layout(node: NodeDescription) -> Layout:
-    """What a simulated node allocates: real rows, host memory without pages, one copy."""
+    """Memory that a simulated node allocates: real rows, host memory without pages, one copy."""
     return _layout(node, node.model.row_bytes, padded=False, copies=1)
 
 
 def stock_copies(node: NodeDescription) -> int:
-    """Copies of the indexer that stock vLLM keeps with HiSparse: one a GPU."""
+    """Copies of the indexer that stock vLLM keeps with HiSparse: one per GPU."""
     return node.gpu.count
 
 
@@ -86,7 +87,7 @@ def _layout(node: NodeDescription, row_bytes: int, *, padded: bool, copies: int)
     gpu_block = math.ceil(largest / page) * page
     chunk = indexer
     if padded:
-        # All copies of a chunk lie side by side and are padded once.
+        # All copies of a chunk are contiguous and padded once.
         chunk = math.ceil(_aligned(indexer * copies) / copies)
     return Layout(
         block_tokens=tokens,

@@ -36,13 +36,13 @@ def parse_budget(place: str, text: str) -> int:
 
 
 class Limit(StrEnum):
-    """What keeps one more request from running."""
+    """The limit that keeps one more request from running."""
 
     GPU_BLOCKS = "gpu-blocks"
     HOST = "host"
     MAX_NUM_SEQS = "max_num_seqs"
     BASELINE = "baseline"
-    """Without HiSparse as many fit, so it brings nothing here."""
+    """As many requests fit without HiSparse, so it has no benefit here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Plan(_Part):
     multiplier: float
     hot_rows: int
     stock_multiplier: float
-    """What stock vLLM leases where nothing is configured."""
+    """The multiplier of stock vLLM where nothing is configured."""
     least_stock_multiplier: float
     """Below it stock vLLM refuses to start: every draft may select its own rows."""
     host_budget: int
@@ -263,7 +263,8 @@ def _context_plan(
         real, context, hot_rows=hot_rows, hisparse_bytes=hisparse, max_num_seqs=most
     )
     if laid_out.result > most:
-        # The published calculator does not say so, but vLLM runs no more, with HiSparse or not.
+        # The published calculator ignores this limit, but vLLM runs no more requests, with or
+        # without HiSparse.
         laid_out = replace(laid_out, result=most, binds=Limit.MAX_NUM_SEQS)
     steady = vllm_steady_state(
         real,

@@ -107,8 +107,7 @@ class ReplayPlan:
 
     Without `arrivals_s` it is closed loop: `concurrency` sessions at a time, the next starts when
     one ends. With `arrivals_s` session k starts at that second. `time_scale` multiplies the
-    recorded pauses inside sessions; 0 leaves none. `duration_s` cuts calls in flight when it
-    is over.
+    recorded pauses inside sessions; 0 leaves none. after `duration_s` calls in flight are cut.
     """
 
     url: str

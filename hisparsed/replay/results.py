@@ -18,7 +18,7 @@ StopReason = Literal["end_of_trace", "time_up", "interrupted", "endpoint_lost"]
 class CallResult:
     """One call, answered or failed. Times in seconds, `started_s` from the start of the replay.
 
-    `ttft_s` and `seconds` count from the first attempt, so waiting after a 429 is part of them.
+    `ttft_s` and `seconds` start at the first attempt, so waiting after a 429 is part of them.
     `itl_s` are the gaps between two pieces of the stream that carry tokens. `error` is None or a
     kind such as `http_400`, `timeout`, `connect`, `broken_stream`. `digest` stands for the output:
     of token ids where the endpoint returns them, else of the text (`digest_of`).

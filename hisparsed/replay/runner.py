@@ -1,7 +1,8 @@
 """Runs a plan: each session sends its next call after the pause that follows its own response.
 
 Clock and transport are passed in. The next recorded prompt is sent as recorded, even after a failed
-call: it does not depend on our response. Not here: measuring one call, percentiles, printing.
+call: it does not depend on our response. Does not measure single calls, compute percentiles or
+print.
 """
 
 import asyncio

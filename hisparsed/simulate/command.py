@@ -179,7 +179,7 @@ def _listed(folder: Path) -> list[str] | None:
 
 
 def _is_foreign(journal: Path) -> bool:
-    """Whether something in it is no file of a journal."""
+    """Whether it holds anything but files of a journal."""
     if journal.is_symlink() or not journal.is_dir():
         return True
     return any(
@@ -189,7 +189,7 @@ def _is_foreign(journal: Path) -> bool:
 
 @dataclass
 class _Done:
-    """What has finished so far."""
+    """The runs that have finished so far."""
 
     results: list[PolicyResult] = field(default_factory=list)
     runs: dict[str, Measures] = field(default_factory=dict)

@@ -1,8 +1,9 @@
-"""What controls a simulated node: the daemon's control loop or stock vLLM, and the API's admission.
+"""The controls of a simulated node: the daemon's control loop or stock vLLM, and the API's
+admission.
 
 The control loop is the daemon's own; its clock, its sleep and its engine are passed in. Admission
 follows the daemon's: running sessions are never held, calls beyond the context limit take turns.
-What a client does after a refusal is the driver's.
+The driver decides what a client does after a refusal.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Item = TypeVar("Item")
 
 
 class Arrival(Enum):
-    """What becomes of a call that arrives."""
+    """The outcome for a call that arrives."""
 
     SEND = auto()
     HELD = auto()

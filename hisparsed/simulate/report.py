@@ -103,7 +103,7 @@ def _both(group: Sequence[PolicyResult]) -> str:
 
 
 def _mean_of(values: Sequence[float | None], text: Callable[[float], str]) -> str:
-    """Of those that there are."""
+    """Of the values that exist."""
     known = [one for one in values if one is not None]
     return text(sum(known) / len(known)) if known else "-"
 

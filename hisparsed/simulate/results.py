@@ -1,4 +1,4 @@
-"""What a run is measured by, and its figures as the table and the JSON show them.
+"""The measurements of a run, and its figures as the table and the JSON show them.
 
 The driver records every call, and the node once a virtual second. Rates are of the whole node: a
 run at scale 1/8 counts eightfold. Counts are as simulated. Also how soon a run recovers from a
@@ -50,7 +50,7 @@ class CallTimes:
 
 @dataclass(frozen=True, slots=True)
 class BareSample:
-    """What any node shows at one virtual second; tokens and bytes are totals since the start."""
+    """Figures of a node at one virtual second; tokens and bytes are totals since the start."""
 
     at_s: float
     running: int
@@ -174,11 +174,11 @@ class PolicyResult(BaseModel):
     paired_calls: int = 0
     """Calls that the first policy of the table finished, and this one too, whenever."""
     paired_ttft_p99_s: float = 0.0
-    """Of those calls, under this policy."""
+    """Of the calls that both finished, under this policy."""
     base_ttft_p99_s: float = 0.0
-    """Of those calls, under the first policy."""
+    """Of the calls that both finished, under the first policy."""
     paired_ttft_s: tuple[float, ...] = ()
-    """Of those calls, ascending, under this policy."""
+    """Of the calls that both finished, ascending, under this policy."""
     base_ttft_s: tuple[float, ...] = ()
     recovered_calls_per_hour: float | None = None
     """From five minutes after a change of traffic on; ``None`` where it did not change."""
@@ -307,7 +307,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 RECOVERY_S = 300.0
-"""What comes later than this after the change counts as recovered."""
+"""From this long after the change on, the node counts as recovered."""
 NEAR = 0.01
 """Of the host budget: a split this close to its last one has arrived."""
 
@@ -315,8 +315,8 @@ NEAR = 0.01
 def after_change(
     result: PolicyResult, measures: Measures, change_s: float, scale: float
 ) -> PolicyResult:
-    """``result`` with the calls an hour, of the whole node, once ``RECOVERY_S`` are over, and
-    the seconds until the split had arrived where it ended."""
+    """``result`` with the calls per hour of the whole node after ``RECOVERY_S``, and the seconds
+    until the split reached its final value."""
     from_s = change_s + RECOVERY_S
     if from_s >= measures.until_s:
         return result

@@ -244,7 +244,7 @@ def run_policy(
         offload_prompt_only=scenario.offload_prompt_only or policy.store.prompt_only,
         eviction=policy.store.eviction,
         store_threshold=policy.store.threshold,
-        # What stock vLLM's copies cost is in its sizes.
+        # The cost of stock vLLM's copies is part of its sizes.
         copies=1 if policy.text is None else policy.store.copies or 1,
         hisparse=policy.hisparse,
         scratch=policy.text is not None,
@@ -280,7 +280,7 @@ def run_policy(
         )
         driver.run()
     except UserError as error:
-        # Where the policy lies here is nobody's business: it was read from an option.
+        # The path of the policy does not matter: it was read from an option.
         text = str(error).replace(str(work_folder / "policy.yaml"), "the policy")
         raise UserError(f"--policy {policy.name}: {text}") from error
     finally:

@@ -1,4 +1,4 @@
-"""What one policy gets of a scaled node: longest call, hot rows, host memory, geometry.
+"""The share of a scaled node that one policy gets: longest call, hot rows, host memory, geometry.
 
 Checked by arithmetic, so that what vLLM or the policy would refuse is reported before the first
 run. Imports no vLLM.
@@ -220,7 +220,7 @@ def _with_floors(checked: CheckedPolicy, needed: int, block_bytes: int) -> int:
                 share += size
             else:
                 besides += math.ceil(size / block_bytes)
-        # The schema leaves room for both; where it does not, the node says so.
+        # The schema leaves room for both; where it does not, the node refuses it.
         found = max(found, math.ceil((needed + besides) / max(0.01, 1 - share)))
     return found
 

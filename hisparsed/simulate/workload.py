@@ -157,7 +157,7 @@ class TraceSessions:
         return self._parts_of[share, turn][number]
 
     def asked(self, index: int) -> Asked:
-        """What session ``index`` asks for."""
+        """The calls of session ``index``."""
         if index in self._asked:
             return self._asked[index]
         blocks, distinct = 0, set[int]()
@@ -227,7 +227,7 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What players send, if every session that begins by itself is played to its end."""
+    """The load of all players, if every session that waits for no other is played to its end."""
 
     blocks: int
     """Of all prompts, in blocks of the trace."""
@@ -245,11 +245,11 @@ class Players(Protocol):
     """The order in which users play sessions."""
 
     def first(self) -> list[Play]:
-        """What begins by itself."""
+        """Sessions that do not wait for another one."""
         ...
 
     def following(self, ended: Play, now_s: float) -> Play | None:
-        """What begins because ``ended`` has come to its end."""
+        """The session that begins because ``ended`` has ended."""
         ...
 
 
@@ -305,7 +305,7 @@ class ClosedLoop:
         return self._play(user, session, 0, now_s) if now_s < self._until_s else None
 
     def _play(self, user: int, session: int, call: int, start_s: float) -> Play:
-        # By user and lap, so that calls of two policies can be told to be the same.
+        # By user and lap, so that the same calls can be matched under two policies.
         self._laps[user] += 1
         name = f"{self._name}{user}.{self._laps[user]}"
         self._user_of[name] = user

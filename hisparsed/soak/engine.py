@@ -36,7 +36,7 @@ class AnswerSoFar:
 
 
 class Engine(Protocol):
-    """What a soak drives."""
+    """The engine interface that a soak drives."""
 
     def add(self, request_id: str, prompt: Sequence[int], max_tokens: int) -> None: ...
     def abort(self, request_id: str) -> None: ...

@@ -1,4 +1,4 @@
-"""What a soak counts while it runs, and its result as figures and as one JSON object."""
+"""The counts of a soak while it runs, and its result as figures and as one JSON object."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def rounded(value: float | None, digits: int = 1) -> float | None:
 class SoakResult:
     """Counts of one soak, and the time that the engine thread worked for steps and moves.
 
-    ``requests`` were answered. ``violations`` are of the host ledger, or memory that was not
-    free when all calls had ended. ``stuck`` calls made no progress, or failed. The ITL figures
-    leave out what only a soak does (checks, proofs).
+    ``requests`` were answered. ``violations`` are of the host ledger, or memory that was not free
+    when all calls had ended. ``stuck`` calls made no progress, or failed. The ITL figures exclude
+    the work that only a soak does (checks, proofs).
     """
 
     seed: int

@@ -88,7 +88,7 @@ class Soak:
     def __post_init__(self) -> None:
         report = self.engine.report()
         self._moves = Moves(self.settings.seed, report)
-        # Scratch blocks, for one, are taken for good before the first call.
+        # Scratch blocks, for one, are taken permanently before the first call.
         self._idle_gpu_blocks = report.gpu.free_blocks
         self._sampling = Random(f"{self.settings.seed} samples")
         self._open: dict[str, _Open] = {}

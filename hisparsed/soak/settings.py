@@ -1,4 +1,4 @@
-"""What one soak is: its seed, its node, how often things happen, when it ends.
+"""The settings of one soak: its seed, its node, how often things happen, when it ends.
 
 The node is small on purpose: a slab that holds a fraction of what runs, and pools that random
 splits make too small for the sessions.
@@ -15,7 +15,7 @@ from hisparsed.replay.trace import SHIPPED_TRACE
 
 MAX_MULTIPLIER = 4.0
 STEP_S = 0.02
-"""Seconds that the engine's clock continues in each step, however long the step really takes."""
+"""Seconds that the engine's clock advances in each step, however long the step really takes."""
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ class Moves:
         return self._rng.choice((0, 0, self._rng.randrange(self._geometry.budget_blocks)))
 
     def _leases(self, last: EngineReport) -> dict[str, int]:
-        """What one request gets more another gets less; at times all are made equal again."""
+        """If one request gets more, another gets less; at times all get the same."""
         if self._rng.random() < 0.2:
             return {}
         geometry, even = self._geometry, last.hot.lease_blocks
@@ -225,7 +225,7 @@ class Moves:
         return self._rng.choice(("default", 0, blocks // 8, blocks // 2, blocks))
 
     def no_limits(self) -> AdmissionRules:
-        """What lets every call run that the node was started for."""
+        """Limits that let every call run that the node was started for."""
         return AdmissionRules(AdmissionOrder.ARRIVAL, 30.0, self._geometry.max_num_seqs)
 
     def _admission(self) -> AdmissionRules:

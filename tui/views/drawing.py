@@ -1,4 +1,4 @@
-"""What pages are drawn with: characters, time and the span of charts; bars, boxes and charts.
+"""The means to draw pages: characters, time and the span of charts; bars, boxes and charts.
 
 Bars, charts and frames are made of Unicode characters, or of ASCII for plain terminals. Every state
 has its own character, so that a bar reads without colour. A bar splits a whole into parts:
@@ -87,7 +87,7 @@ ASCII = Glyphs(
 
 
 SPANS_S = (300.0, 900.0, 3_600.0, 7_200.0)
-"""What charts can show; a key goes from one to the next."""
+"""Spans that charts can show; a key goes from one to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ UNITS = {
     "times": fmt.multiplier,
 }
 WINDOW = f"in {fmt.span(WINDOW_S)}"
-"""What stands next to a number that is a rate or a ratio."""
+"""The window, next to a number that is a rate or a ratio."""
 
 
 def columns(values: Sequence[float | None], height: int, top: float, glyphs: Glyphs) -> list[str]:

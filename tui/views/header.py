@@ -1,6 +1,6 @@
-"""What stands around every page: the two lines on top, the line of pages below them, and the help.
+"""The frame of every page: the two lines on top, the line of pages below them, and the help.
 
-The help page lists the keys by what they are for, and says what the signs mean.
+The help lists the keys by purpose and explains the symbols.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def _pool_line(pools: Document, pool: str, mark: str, width: int, context: ViewC
 
 
 def _moving_line(pools: Document, context: ViewContext, width: int) -> Line:
-    """What moves between the pools, and the signs of the bar."""
+    """The moves between the pools, and the symbols of the bar."""
     glyphs = context.glyphs
     legend = line(
         (f"{glyphs.in_use} used {glyphs.reusable} reusable {glyphs.free} free ", "dim"),

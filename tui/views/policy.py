@@ -169,7 +169,7 @@ def policy_titles(width: int) -> str:
 
 
 def key_lines(model: NodeModel, key: str, width: int) -> list[Line]:
-    """What may be written for a key, its default, when it takes effect, and what it means."""
+    """Allowed values of a key, its default, when it takes effect, and its meaning."""
     keys = dig(model.keys, "keys")
     about = keys.get(key) if isinstance(keys, dict) else None
     if not isinstance(about, dict):

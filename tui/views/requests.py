@@ -177,7 +177,7 @@ def request_detail(row: Document, width: int) -> list[Line]:
     lines = []
     for name, words in _in_words(row):
         lines += hanging(line((f"{name:<12}", "dim")), words, width)
-    # What a later version of the node adds is shown as it is.
+    # Fields that a later version of the node adds are shown as they are.
     for key, value in row.items():
         if key not in _IN_WORDS:
             lines += hanging(line((f"{key:<20}", "dim")), fmt.setting(value), width)

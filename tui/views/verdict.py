@@ -1,4 +1,5 @@
-"""The first page's answer in words: is the node well, what limits it now, what the policy did last.
+"""The first page's answer in words: is the node healthy, what limits it now, what the policy did
+last.
 
 Sentences from the same figures as the panels below them, rates with their window.
 """

@@ -61,8 +61,8 @@ class TickAfter(_Answer):
 
 
 class TickDocument(_Answer):
-    """One tick, complete. Its parts are as the journal has them: those of a tick that another
-    version of the daemon wrote are as that version wrote them."""
+    """One complete tick, as the journal has it. Parts that another version of the daemon wrote keep
+    that version's form."""
 
     sequence: int
     at_unix_s: float
@@ -74,7 +74,7 @@ class TickDocument(_Answer):
     snapshot: dict[str, Any]
     """What the decision was made from."""
     confirmation: dict[str, Any] | None
-    """What a later report showed of the command."""
+    """The command's effect as a later report showed it."""
     after: TickAfter | None
     """Up to a minute later."""
 
@@ -111,7 +111,7 @@ class PolicyInForce(_Answer):
     """Every key as an operator writes it, with schedules and what operators set in it."""
     sources: dict[str, KeySource]
     overrides: list[Override]
-    """What operators set, oldest first."""
+    """Values that operators set, oldest first."""
     schedules: list[ScheduleStatus]
     pending_restart: list[PendingRestart]
     """Values that only a restart puts in force."""
@@ -124,7 +124,7 @@ class KeyWords(_Answer):
     """One key of the policy in words; typed text is in backticks."""
 
     values: str
-    """What may be written, with its bounds."""
+    """Allowed values, with their bounds."""
     default: str
     applies: str
     """When a new value takes effect."""
@@ -143,7 +143,7 @@ class ProblemView(_Answer):
 
 
 class Judgement(_Answer):
-    """What a reload would say of a document, this node's sizes included."""
+    """The result that a reload of the document would have, this node's sizes included."""
 
     ok: bool
     problems: list[ProblemView]

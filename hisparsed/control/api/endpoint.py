@@ -1,7 +1,8 @@
 """A route of the control API with its description, and the OpenAPI document made of all of them.
 
 A route is served as soon as it is described, so the two cannot differ. Shapes come from the models
-that handlers read and answer with. Also reads queries and bodies. Not here: which routes there are.
+that handlers read and answer with. Also reads queries and bodies. The routes themselves are in
+other modules.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ JSON: Final = "application/json"
 
 
 class _Serial(IntegerConvertor):
-    """A whole number that SQLite takes; a path with a longer one is no path of ours."""
+    """A whole number that SQLite takes; a path with a longer number does not match."""
 
     regex = "[0-9]{1,18}"
 
@@ -80,7 +81,7 @@ def _printable(name: str) -> str:
 
 
 class ActorBody(BaseModel):
-    """What every change is sent with."""
+    """Headers that every change is sent with."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True

@@ -23,7 +23,7 @@ LONGEST_DRAIN_S = 86_400.0
 
 
 class RestartPlan(BaseModel):
-    """What a restart of the engine does, or would do."""
+    """The effect of an engine restart, done or planned."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -35,7 +35,7 @@ class RestartPlan(BaseModel):
     changes: list[PendingRestart]
     """What the new engine is started with that this one is not."""
     left: list[PendingRestart]
-    """What only a restart of the daemon puts in force."""
+    """Values that take effect only when the daemon restarts."""
     begun: bool = False
 
 

@@ -53,7 +53,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What every status from 400 on carries."""
+    """The body of every answer with status 400 or more."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -112,4 +112,4 @@ ERROR_HANDLERS: Final = {
     StaleGenerationError: _answer_stale,
     Exception: _answer_internal,
 }
-"""What Starlette answers when a handler raises."""
+"""The answer of Starlette when a handler raises."""

@@ -192,7 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # ours counts
+        self._unset_keepalive_if_required()  # this server's own timeout applies
         if self._phase is _Phase.ANSWERING:
             self._enter(_Phase.ANSWERING if self._answering() else _Phase.IDLE)
         elif self._phase in (_Phase.HEADERS, _Phase.BODY):
@@ -336,9 +336,9 @@ class QuietServer(uvicorn.Server):
                 ws="none",
                 log_config=None,
                 access_log=False,
-                # Applications come and go behind it; each is begun and ended by its engine's life.
+                # The applications behind it come and go; each starts and ends with its engine.
                 lifespan="off",
-                # Nobody behind a header is believed: who connects is who the kernel says.
+                # Headers that name a client are not trusted; the kernel names the peer.
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=graceful_s,

@@ -1,9 +1,9 @@
-"""The control socket: one daemon a path, mode 0660, and who is at the other end.
+"""The control socket: one daemon per path, mode 0660, and who is at the other end.
 
 Binds and removes the file itself, so that a second daemon never takes over a live socket, and makes
-it again if it was removed. The kernel names the peer: only root, the daemon's user and the
-socket's group may change anything, and the journal records the user behind a claimed name.
-Not here: what is served (``app``).
+it again if it was removed. The kernel names the peer: only root, the daemon's user and the socket's
+group may change anything, and the journal records the user behind a claimed name. ``app`` has what
+is served.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class ControlServer:
                 else:
                     await server.listen_on(self._bind())
             except Exception as error:
-                self._identity = None  # or one without a listener would pass for ours
+                self._identity = None  # or a socket without a listener would be taken for it
                 if not self._lost:
                     self._lost = True
                     sentence = f"The control socket {why}, and cannot be created again: {error}"

@@ -117,14 +117,14 @@ class JournalWriter:
 
     def _opened(self) -> JournalStore:
         if self._store is not None and self._file_id() != self._opened_file_id:
-            # Removed or replaced under us: what is written into the old file nobody would find.
+            # The file was removed or replaced: records in the old file would be lost.
             self.close()
             self._change(lost=self.health.lost + 1)
             self._log(f"The journal {self.path} was removed or replaced; a new one was created.")
         if self._store is None:
             self._store = self._open()
             if self._policy:
-                # A file that was begun again has to know the policy too.
+                # A new file needs a record of the policy too.
                 self._store.write(self._policy)
             self._opened_file_id = self._file_id()
         return self._store
@@ -248,7 +248,7 @@ class Journal:
 
     @property
     def run(self) -> str:
-        """What distinguishes this run's records from those of earlier ones."""
+        """The id that distinguishes this run's records from earlier ones."""
         return self._run
 
     @property

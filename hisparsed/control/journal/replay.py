@@ -122,7 +122,7 @@ class LeverReplay:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of a replay."""
+    """The result of a replay."""
 
     ticks: int
     unreadable: int
@@ -238,7 +238,7 @@ class _Shown:
         self.partings: list[Parting] = []
         self._most = most
         self._last: dict[Lever, tuple[Parting, int | None]] = {}
-        """What each lever's difference was in the last tick, and its place in ``partings``."""
+        """Each lever's difference in the last tick, and its place in ``partings``."""
 
     def take(self, differing: Mapping[Lever, Parting]) -> None:
         before, self._last = self._last, {}

@@ -208,7 +208,7 @@ class CurrentStatus:
         """The document of this moment; the report's age is of now, not of the last tick."""
         last, said, health = self._last, self._said, self._journal.health
         engine = self._sources.engine()
-        # What a dead engine reported is no figure of now.
+        # The figures of a dead engine are not current.
         reported = last if engine is None or engine.state in _REPORTING else None
         active = self._source.active
         frozen = self._holds.frozen

@@ -58,7 +58,7 @@ class DoctorStatus(BaseModel):
     error: str | None = None
     """Why the last look failed; the findings are then of the previous one."""
     checks: int
-    """How many findings there are with those that are well."""
+    """The number of findings, also those without a fault."""
     fatal: int
     warnings: int
     findings: list[DoctorFinding]
@@ -142,7 +142,7 @@ class NodeInfo(_Part):
     """What does not change while the daemon lives."""
 
     name: str = ""
-    """What people call it: the machine's name and the port of its API."""
+    """The node's name for people: the machine's name and the port of its API."""
     kind: str
     """cuda, reference or simulated."""
     model: str
@@ -185,7 +185,7 @@ class PolicyStatus(_Part):
     reload_failures: int
     last_error: str | None
     overrides: list[Override] = []
-    """What operators set above the document, oldest first."""
+    """Values that operators set above the document, oldest first."""
     schedules: list[ScheduleStatus] = []
     pending_restart: list[PendingRestart] = []
     """Values that only a restart puts in force."""
@@ -297,7 +297,7 @@ class Status(_Part):
     """The last tick's snapshot without the hot buffers of single requests; ``None`` before the
     first report and while there is no engine. ``report_age_s`` is of now."""
     derived: Derived | None = None
-    """What follows from ``observed``."""
+    """Figures computed from ``observed``."""
     levers: list[LeverStatus]
     policy: PolicyStatus
     loop: LoopStatus

@@ -78,7 +78,7 @@ def _source(source: Mapping[str, Any], now_unix_s: float) -> str:
 
 
 def changes_text(changes: Sequence[Mapping[str, Any]]) -> str:
-    """What a document would change, one line a key."""
+    """The changes that a document would make, one line per key."""
     if not changes:
         return "Nothing would change.\n"
     wide, broad = _widths({one["key"]: one["active"] or "none" for one in changes})
@@ -93,7 +93,7 @@ def judgement_text(
 ) -> str:
     """Whether ``file`` could be the policy, with every problem and what it would change.
 
-    ``node`` says who judged; ``not_compared`` why nobody did where it is ``None``.
+    ``node`` names the node that judged; where it is ``None``, ``not_compared`` says why none did.
     """
     lines = []
     for one in answer["problems"]:
@@ -180,7 +180,7 @@ def _decision(view: DecisionView, width: int) -> Iterator[str]:
 def _event(view: EventView, width: int) -> Iterator[str]:
     yield f"{clock_text(view.at_unix_s)}  {view.kind}  by {view.actor}"
     for line in view.sentence.splitlines():
-        # What shows a line of a document, with a mark below it, is left as it is.
+        # A quoted line of a document, with its mark below, stays as it is.
         yield from [f"{_INDENT}{line}"] if line.startswith("  ") else _wrapped(line, width)
 
 

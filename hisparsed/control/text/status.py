@@ -73,7 +73,7 @@ def hanging(lines: Iterable[str], width: int) -> str:
 
 
 def _wrapped(line: str, width: int) -> list[str]:
-    """The line as it is, or with its text below itself, so that the names on the left stand out."""
+    """The line as it is, or wrapped below its text, so that only names are in the left column."""
     if len(line) <= width:
         return [line.replace("\N{NO-BREAK SPACE}", " ")]
     parts = textwrap.wrap(
@@ -115,7 +115,7 @@ def _lines(status: Status, width: int) -> Iterator[str]:
     if status.last_sentence is not None and status.last_sentence_unix_s is not None:
         yield f"last       {clock_text(status.last_sentence_unix_s)} {status.last_sentence}"
     for event in status.events[:1]:
-        # What follows the first line shows a place in a document; `explain` has it whole.
+        # The lines after the first show a place in a document; `explain` shows all of them.
         first, *more = event.sentence.splitlines() or [""]
         yield f"event      {clock_text(event.at_unix_s)} {first}{' ...' if more else ''}"
 

@@ -85,9 +85,10 @@ def _second_queue(scheduler: Any) -> Any:
 
 
 def fail_put_off_loads(scheduler: Any) -> None:
-    """Let loads that have not begun fail, as if the workers had said so: their calls are computed.
+    """Fail the loads that have not begun, as if the workers had reported it: their calls are
+    computed.
 
-    For a reset of what they would load.
+    For a reset of the chunks that they would load.
     """
     put_off: dict[str, Any] = getattr(scheduler, "deferred_loads", {})
     for request_id in put_off:
@@ -124,7 +125,7 @@ def admission_cap(manager: Any) -> int:
 
 
 def detached_blocks(publication: Any) -> list[Any]:
-    """What a pending ``publication`` of HiSparse's coordinator holds on its own."""
+    """The blocks that only a pending ``publication`` of HiSparse's coordinator holds."""
     if publication is None:
         return []
     return list(getattr(publication, "detached_blocks", None) or ())
@@ -156,7 +157,7 @@ def make_arg_parser(parser: Any) -> Any:
 
 
 def schemas_of_tools(frontend_class: Any) -> dict[str, str]:
-    """What holds the arguments of every tool to its schema, as arguments of the application."""
+    """Application arguments that hold the arguments of every tool to its schema."""
     known = any(one.name == _STRICT_LEVEL for one in fields(frontend_class))
     return {_STRICT_LEVEL: "parameter"} if known else {}
 

@@ -1,4 +1,5 @@
-"""What of hisparsed runs on which vLLM, and the refusal of what does not. Pure; no vLLM."""
+"""The features of hisparsed that each vLLM version supports, and the refusal of the others. Pure;
+no vLLM."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 TESTED = ("0.30.0", "0.31.0", "0.32.0", "0.33.0")
-"""Oldest first. Each has a snapshot, and the contract tests hold the table against it."""
+"""Oldest first. Each has a snapshot, and the contract tests compare the table with it."""
 OVERRIDE_ENV = "HISPARSED_ALLOW_UNTESTED_VLLM"
 OVERRIDE_HINT = (
     "To start it anyway: hisparsed serve --allow-untested-vllm, or allow_untested_vllm: true "
@@ -89,7 +89,7 @@ def judge_version(found: str) -> VersionVerdict:
     except InvalidVersion:
         parsed = None
     if parsed is None or parsed.release < (0, 1, 1):
-        # What builds from a checkout without tags call themselves.
+        # The version of builds from a checkout without tags.
         return VersionVerdict(
             Standing.UNKNOWN, f"vLLM calls itself {found}, which does not say how old it is"
         )

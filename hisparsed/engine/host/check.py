@@ -2,10 +2,10 @@
 
 ``LedgerReader`` reads the ledger's state from vLLM's live objects: counters cost a few
 microseconds, blocks about one each, and their owners need a walk over all requests. Every report
-checks the counters and a bounded slice of blocks, so the whole pool is walked once in a while at
-no cost that shows. A violation freezes the ledger where it is: requests are served on, no block
+checks the counters and a bounded slice of blocks, so the whole pool is walked once in a while at no
+cost that shows. A violation freezes the ledger where it is: requests are served on, no block
 changes its tenant. Only ``clear`` ends that, and only when a check of everything finds nothing.
-What must hold is in ``invariants``. Engine thread only.
+``invariants`` has the rules. Engine thread only.
 """
 
 from __future__ import annotations

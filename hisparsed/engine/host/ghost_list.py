@@ -130,7 +130,7 @@ Holds = Callable[[bytes], bool]
 
 
 class PrefixGhosts:
-    """What either pool would have served with more blocks, where the other held its part.
+    """Tokens that either pool would have served with more blocks, where the other held its part.
 
     A prefix is served up to its first block that a pool lacks, so what counts of a block is
     the largest need of any block before it; and a block that the other pool lacks ends it,
@@ -195,7 +195,7 @@ class _Pool:
         self._samples = [0] * len(self._edges)
 
     def counted(self, block_hash: bytes, need: int, held: bool, other_holds: bool) -> int | None:
-        """What a prefix up to this block needs, when it needed ``need`` so far.
+        """Blocks that a prefix up to this block needs, when it needed ``need`` so far.
 
         ``None`` where no number of blocks serves it, or none that is counted.
         """

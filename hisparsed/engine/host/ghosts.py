@@ -23,7 +23,7 @@ STEP_SHARES = (0.005, 0.01, 0.02)
 interpolated.
 """
 MAX_ENTRIES = 4096
-"""Followed blocks a list: about 1.5 MiB of the engine process for both."""
+"""Blocks that one list follows: about 1.5 MiB of the engine process for both."""
 _HEADROOM = 1.25
 """A sample of hashes may be larger than its rate says."""
 

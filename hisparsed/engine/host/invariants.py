@@ -1,4 +1,4 @@
-"""What must always hold of the host ledger: one pure function from a snapshot to violations.
+"""The invariants of the host ledger: one pure function from a snapshot to violations.
 
 Tests, fuzzing and the running engine use the same rules; the engine gives snapshots of
 counters only, or of a few blocks, where tests give whole ones. How a snapshot is taken from
@@ -24,8 +24,8 @@ class Tenant(StrEnum):
 
 
 class BlockState(StrEnum):
-    """What a host block does. *Pending* is no state of one block: it is what a tenant is
-    still owed, and any block of HiSparse that falls idle pays it."""
+    """The use of a host block. *Pending* is not the state of one block: it counts the blocks that a
+    tenant is still to get, and any block of HiSparse that becomes idle is one of them."""
 
     IDLE = "idle"
     IN_USE = "in use"

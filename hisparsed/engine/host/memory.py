@@ -1,7 +1,7 @@
 """The host memory of one engine in one object: pool, offload pool, ledger, checks, release.
 
-What has to happen around scheduling passes, reports and commands so that blocks move safely.
-How blocks move is in ``ledger``; what must hold is in ``invariants``. Engine thread only.
+Does the work around scheduling passes, reports and commands that lets blocks move safely.
+``ledger`` moves the blocks; ``invariants`` has the rules. Engine thread only.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 manager, then re-classes it (the constructor differs between versions). Capacity comes and
 goes in whole host blocks, through ``lend`` and ``recall``; the ledger decides how many.
 
-vLLM flushes a finished request's stores when a block of theirs is handed out again, but looks
+vLLM flushes a finished request's stores when one of their blocks is handed out again, but looks
 only at the groups that it offloads. With HiSparse, resident and hot groups take their blocks from
 the same GPU pool: ``FencedOffloadingScheduler`` counts their new blocks too, so no GPU block is
 written again while its store is in flight. Since 0.33 it may begin a load passes after its look-up
@@ -200,7 +200,8 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         return self.take_drained()
 
     def take_drained(self) -> list[int]:
-        """Blocks whose draining has ended since the last call; no longer ours."""
+        """Blocks whose draining has ended since the last call; the offload pool no longer owns
+        them."""
         drained, self._drained = self._drained, []
         for block in drained:
             self._draining.discard(block)
@@ -227,8 +228,8 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         return bool(self._settling) or bool(super().has_pending_work())
 
     def _set_capacity(self) -> None:
-        # The stock bookkeeping sees every lent slot as allocated once: what is free is
-        # exactly its free list, so none of its own arithmetic has to change.
+        # The stock bookkeeping sees every lent slot as allocated once: the free slots are exactly
+        # its free list, so none of its arithmetic has to change.
         per_block = self._layout.chunks_per_block if self._layout is not None else 0
         slots = len(self._lent) * per_block
         self._num_chunks = slots

@@ -1,7 +1,7 @@
 """The reference node's executor, in place of vLLM's GPU worker.
 
 Keeps request tables, and computes each step with the reference model over real bytes. Single
-process, no devices. Not here: what vLLM asks of any executor (``in_process_executor``).
+process, no devices. ``in_process_executor`` has what vLLM asks of any executor.
 """
 
 from __future__ import annotations

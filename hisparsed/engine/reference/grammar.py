@@ -29,7 +29,7 @@ _STEP = 100.0
 _WHITE, _OPENING, _COMMA, _QUOTE, _CLOSING = b" \t\r\n", b"[{", b",", b'"', b"]}"
 _LEVELS = ((_OPENING, 1), (_COMMA, 3), (_QUOTE, 4), (_CLOSING, 5), ((EOS_TOKEN_ID,), 6))
 _LEVEL_OF_OTHERS = 2
-"""What neither opens, closes, separates nor is white space, which has level 0."""
+"""Text that does not open, close or separate and is not white space, which has level 0."""
 
 
 def _bias(levels: Iterable[tuple[Iterable[int], int]], others: int) -> torch.Tensor:

@@ -1,9 +1,8 @@
 """Hot buffers of the reference node: the residency resolver of ``hisparsed.kernels`` at work.
 
-One resolver state an index group, one state row a request. A step's top-k positions go in; slab
-rows come out, after the rows that were only on the host have been fetched into the request's
-leased blocks, or into scratch blocks where they do not fit. Capacity follows the lease, in whole
-blocks.
+One resolver state per index group, one state row per request. A step's top-k positions go in; slab
+rows come out, after the rows that were only on the host have been fetched into the request's leased
+blocks, or into scratch blocks where they do not fit. Capacity follows the lease, in whole blocks.
 
 ``plan_waves`` says which requests share the scratch blocks at the same time, from leases and row
 counts alone, before anything is resolved. ``HotCurves`` keeps each request's miss curve between
@@ -269,9 +268,9 @@ class ReferenceHotBuffers:
     def locate(self, group: int, chosen: torch.Tensor, batch: DecodeBatch) -> Located:
         """Slab rows of each decode row's top-k, fetched where they can stay.
 
-        ``chosen`` int32 ``[D, K]`` positions. All rows of a request share its hot buffer. What
-        needs scratch in turns is fetched by ``read``. Raises ``RuntimeError`` when a selected
-        row is nowhere: KV would have been lost.
+        ``chosen`` int32 ``[D, K]`` positions. All rows of a request share its hot buffer. ``read``
+        fetches the rows that use the scratch blocks in turns. Raises ``RuntimeError`` when a
+        selected row is nowhere: KV would have been lost.
         """
         waves = self._waves(group, batch)
         found = [self._resolve(group, chosen, batch, wave) for wave in waves]

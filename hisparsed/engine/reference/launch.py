@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 SERVED_MODEL_NAME = "hisparsed-reference"
-"""What clients ask the reference node for."""
+"""The model name of the reference node."""
 
 
 _OWN_MODEL = "the reference node makes its own model; remove it"
@@ -46,7 +46,7 @@ def decode_query_len(config: NodeConfig) -> int:
 
 
 def served_names(config: NodeConfig) -> tuple[str, ...]:  # noqa: ARG001 (every body is asked)
-    """What clients ask for."""
+    """The model names that clients ask for."""
     return (SERVED_MODEL_NAME,)
 
 

@@ -1,6 +1,6 @@
 """Requests of the reference executor: tokens, block tables, residency, and their part in a step.
 
-One state row a request, reused after it finishes; the struct of arrays is what the residency
+One state row per request, reused after it finishes; the struct of arrays is what the residency
 resolver in ``hisparsed.kernels`` reads. Follows vLLM's worker contract: block tables only grow,
 residency changes come as updates, a preempted request returns as new.
 """

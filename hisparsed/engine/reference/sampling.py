@@ -41,8 +41,8 @@ _CPU = torch.device("cpu")
 
 
 def _printable_bias() -> torch.Tensor:
-    """What the head adds to each token: bytes that are no printable ASCII never come by
-    themselves, but can where a grammar or a client allows nothing else."""
+    """The head's bias for each token: bytes that are not printable ASCII are never sampled, unless
+    a grammar or a client allows nothing else."""
     bias = torch.full((VOCAB_SIZE,), _NEVER)
     bias[32:127] = 0.0
     bias[ord("\n")] = 0.0
@@ -107,7 +107,7 @@ class StepSampler:
         """
         rows = [_Row(one, ahead) for one in wanted for ahead in range(1 + len(one.drafts))]
         logits = _under_grammar(logits, rows, allowed)
-        # What vLLM compiles for a GPU's speed costs a C++ compiler and seconds here.
+        # Compiling, which vLLM does for a GPU's speed, would need a C++ compiler and seconds here.
         with torch.compiler.set_stance("force_eager"):
             found = self._sampler(logits, _metadata(rows))
         chosen = found.sampled_token_ids[:, 0].tolist()

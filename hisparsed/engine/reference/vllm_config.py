@@ -83,7 +83,7 @@ def require_supported(config: VllmConfig) -> None:
 def build_vllm_config(options: ReferenceOptions) -> VllmConfig:
     """The engine's configuration; ``engine_args`` of the operator pass through to vLLM.
 
-    Raises ``ValueError`` (vLLM's own or ours) on combinations that cannot run.
+    Raises ``ValueError`` (from vLLM or from hisparsed) on combinations that cannot run.
     """
     fixed: dict[str, Any] = {
         "model": str(options.model_folder),
@@ -110,7 +110,7 @@ def build_vllm_config(options: ReferenceOptions) -> VllmConfig:
         },
     }
     if options.speculative_tokens:
-        # To vLLM's scheduler: drafts come from the executor, and write no KV of their own.
+        # To vLLM's scheduler: drafts come from the executor, and have no KV.
         fixed["speculative_config"] = {
             "method": "ngram",
             "num_speculative_tokens": options.speculative_tokens,

@@ -32,7 +32,7 @@ from hisparsed.plan.layout import Layout
 
 
 class CopyQueue:
-    """The copies of one user of a direction, by numbers of its own."""
+    """The copies of one user of a direction, by that user's numbers."""
 
     def __init__(self, direction: LinkDirection) -> None:
         self._direction = direction
@@ -59,7 +59,7 @@ class LinkDirection:
     def __init__(self, clock: VirtualClock, seconds_of: Callable[[float], float]) -> None:
         self._clock = clock
         self._seconds_of = seconds_of
-        # The link's own time stands still while copies give way.
+        # The link's own clock stops while copies wait for it.
         self._gave_way_s = 0.0
         self._free_at_s = 0.0
         self._waiting: deque[tuple[float, CopyQueue, int]] = deque()

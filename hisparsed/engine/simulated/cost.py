@@ -117,7 +117,7 @@ class RowModel:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one step computes and moves, on the scaled node."""
+    """The work of one step on the scaled node: tokens computed and rows moved."""
 
     tokens: int = 0
     """Rows through the model: prefill tokens, decode tokens and drafts."""
@@ -130,7 +130,7 @@ class StepWork:
     decode_selected_rows: float = 0.0
     """Sum over decoding requests of the distinct KV rows that a step reads."""
     loaded_rows: float = 0.0
-    """Of those, rows that come from the host; each has a part in every layer."""
+    """Rows of these that come from the host; each has a part in every layer."""
     requests: int = 0
     """Requests of the step; each draft pass after the first computes a token of each."""
     staged_rows: float = 0.0
@@ -217,7 +217,7 @@ class CostModel:
 
     def _draft_s(self, work: StepWork, step_s: float) -> float:
         """Multi-token prediction: one layer drafts, once over the step's tokens for the first
-        draft, and over one token a request for each further one."""
+        draft, and over one token per request for each further one."""
         if not self._drafts:
             return 0.0
         rows = min(float(work.requests * self._topk), work.decode_selected_rows)
@@ -236,7 +236,7 @@ class CostModel:
         return (work.loaded_rows + work.staged_rows) * self._row_bytes
 
     def loaded_bytes(self, work: StepWork) -> float:
-        """Of those, bytes that the resolvers count: what decode steps miss."""
+        """Bytes of these that the resolvers count: the misses of decode steps."""
         return work.loaded_rows * self._row_bytes
 
     def to_gpu_s(self, bytes_: float) -> float:
@@ -246,7 +246,7 @@ class CostModel:
     def to_host_s(self, bytes_: float) -> float:
         """Time of a bulk copy to the host: all GPUs hold the same, so one writes and none shares.
 
-        With HiSparse, stock vLLM lets each GPU write a copy of the indexer of its own; that they
-        share the host's memory is omitted.
+        With HiSparse, stock vLLM lets each GPU write its own copy of the indexer; that these writes
+        share the host's memory bandwidth is ignored.
         """
         return bytes_ * self._stands_for / self._to_host_s

@@ -1,8 +1,8 @@
 """The simulated node's executor: virtual time for a forward pass.
 
-The simulation drives its engine core step by step. Emits made-up tokens; accepts drafts by
-chance, from a seed and the request's name. Not here: what vLLM asks of any executor
-(``in_process_executor``), what a step costs and which rows miss (``cost``), when copies end
+The simulation drives its engine core step by step. Emits made-up tokens; accepts drafts by chance,
+from a seed and the request's name. Other modules: what vLLM asks of any executor
+(``in_process_executor``), the cost of a step and its misses (``cost``), the end of copies
 (``connectors``).
 """
 

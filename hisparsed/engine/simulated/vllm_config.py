@@ -31,7 +31,7 @@ class SimulatedOptions:
     max_model_len: int
     scale: Fraction = Fraction(1)
     hisparse: bool = True
-    """Without it all KV is offloaded by vLLM's own offloading, with the budget for itself."""
+    """Without it vLLM's own offloading holds all KV and has the whole budget."""
     scratch: bool = True
     """Whether rows beyond a hot buffer can go through shared scratch blocks."""
     offload_prompt_only: bool = False

@@ -52,7 +52,7 @@ def kernel_error(lines: Iterable[LogLine], since_unix_s: float) -> str | None:
 
 @dataclass(frozen=True)
 class Settled:
-    """What an engine is launched with once kernels are chosen."""
+    """The launch values of an engine once its kernels are chosen."""
 
     values: EngineValues
     lends: bool = True
@@ -85,7 +85,7 @@ class KernelKeeper:
         return self._status
 
     async def settle(self, values: EngineValues) -> Settled:
-        """Choose, prove where nothing is kept, and say what came of it. Seconds at most.
+        """Choose, prove where nothing is kept, and report the result. Seconds at most.
 
         Raises ``UserError`` where the model cannot be read.
         """

@@ -54,7 +54,7 @@ class EngineLifecycle:
     served: int = 0
     """Engines that ever did."""
     why: str = ""
-    """What led to there being no engine, for people."""
+    """Why there is no engine, for people."""
     last_start_s: float | None = None
     last_end: EngineEnd | None = None
 

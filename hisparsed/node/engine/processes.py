@@ -149,7 +149,7 @@ class ProcessesSince:
 def orphans(state_dir: Path) -> list[psutil.Process]:
     """Processes of engines on ``state_dir``; no daemon may run there.
 
-    An engine ends with its daemon by itself, but for one that is stopped or stuck in the kernel.
+    An engine ends when its daemon ends, unless it is stopped or stuck in the kernel.
     """
     found = []
     for process in psutil.process_iter():

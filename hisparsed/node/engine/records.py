@@ -88,7 +88,8 @@ class EngineRecord:
         return self._document.start_s
 
     def keep_good(self, values: EngineValues, start_s: float | None = None) -> None:
-        """An engine serves with these, after a start of so long; they leave the quarantine."""
+        """An engine serves with these values after a start of ``start_s`` seconds; they leave the
+        quarantine."""
         quarantined = self._document.quarantined
         if quarantined is not None and quarantined.digest == values.digest():
             quarantined = None
@@ -158,7 +159,8 @@ def evidence_document(
 
 
 def start_error(lines: Sequence[LogLine]) -> str | None:
-    """What ended the start of an engine, by the last traceback that it logged; oldest first."""
+    """The error that ended the start of an engine, from the last traceback that it logged; oldest
+    first."""
     for line in reversed(lines):
         if line.level >= logging.ERROR and "Traceback (most recent call last)" in line.text:
             words = [one for one in line.text.splitlines() if one and not one.startswith(" ")]

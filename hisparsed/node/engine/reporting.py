@@ -25,7 +25,7 @@ def plan_sentence(
     left: Sequence[PendingRestart],
     last_start_s: float | None,
 ) -> str:
-    """What a restart does, shown before it is confirmed."""
+    """The effect of a restart, shown before it is confirmed."""
     if drain_s > 0:
         limit = format_duration(drain_s)
         first = f"New calls get 503; the {calls} that are open get {limit} to end, then 503 too."

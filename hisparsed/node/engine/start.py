@@ -77,7 +77,8 @@ async def start_session(
 async def while_it_lives(
     beginning: Coroutine[Any, Any, EngineSession], is_alive: Callable[[], bool], stop: asyncio.Event
 ) -> EngineSession:
-    """What ``beginning`` returns. vLLM's own calls in it wait for ever for an engine that has died.
+    """What ``beginning`` returns. vLLM's own calls in it wait without a limit for an engine that
+    has died.
 
     Raises ``EngineStartError`` where it has, and ``StoppedWhileStarting`` once ``stop`` is set.
     """

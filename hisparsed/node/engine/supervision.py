@@ -1,4 +1,4 @@
-"""The engine's life as a state machine: events in, actions out, time passed in.
+"""The engine's phases as a state machine: events in, actions out, time passed in.
 
 Decides when an engine is started, drained, stopped, restarted or given up, and with which values.
 Pure: it starts nothing, waits for nothing and reads no clock; ``supervisor`` does.
@@ -19,7 +19,7 @@ class Values(StrEnum):
     WANTED = "wanted"
     """What the documents say now."""
     GOOD = "good"
-    """What an engine last served with."""
+    """Values that an engine last served with."""
 
 
 class Outcome(StrEnum):
@@ -185,7 +185,8 @@ def wait_s(ends: int, limits: SupervisionConfig) -> float:
 
 
 def step(state: Supervision, event: Event, now_s: float, limits: SupervisionConfig) -> Step:
-    """What comes of ``event``. An event that has no meaning in a phase changes nothing."""
+    """The next state and the actions for ``event``. An event that has no meaning in a phase changes
+    nothing."""
     match event, state.phase:
         case EngineReady(), EngineState.STARTING:
             return _serving(state, now_s)

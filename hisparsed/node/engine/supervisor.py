@@ -197,7 +197,7 @@ class Supervisor:
         plan, self._lifecycle.wanted = self._plan(drain_s)
         self._actor = actor
         self._reporter.restart_begun(plan.sentence, actor)
-        # Taken at once: a second one must find it going on.
+        # Taken at once: a second request must find the first in progress.
         self._take(supervision.RestartAsked(plan.drain_s, changes=bool(plan.changes)))
         return plan.model_copy(update={"begun": True})
 

@@ -1,7 +1,7 @@
-"""What an engine is started with: the part of the node document that is the engine's.
+"""The values that an engine starts with: the engine's part of the node document.
 
-Two sets of values can be compared, kept in a file and put back into a document. What the daemon
-keeps while engines come and go (addresses, state folder, journal) is not in them. Also how long
+Two sets of values can be compared, kept in a file and put back into a document. They do not include
+what the daemon keeps while engines come and go (addresses, state folder, journal). Also how long
 starting and stopping may take, by the host memory that is pinned: the service manager is asked for
 as much time, and vLLM's workers get the same before they are killed. Each rank registers the whole
 pool with its GPU.
@@ -23,7 +23,7 @@ _GIB = 2**30
 _START_S = 3600.0
 """Weights may come over a network."""
 _PIN_S_PER_GIB = 1.2
-"""A pin of about 700 GB was seen to take twelve minutes (NVIDIA/TensorRT-LLM issue 17429)."""
+"""Pinning about 700 GB took twelve minutes in one report (NVIDIA/TensorRT-LLM issue 17429)."""
 _NEXT_RANK_S_PER_GIB = 0.15
 """Each further rank registers pages that are there; 0.1 s a GB is usual."""
 _STOP_S = 20.0
@@ -72,8 +72,8 @@ class EngineValues:
     max_multiplier: float
     """The largest hot buffer that the policy may ask for, in top-k."""
     proved_multiplier: float | None = None
-    """What takes its place where our kernels are proved before the start; ``None`` where the
-    document names the kernels."""
+    """The multiplier instead of it where hisparsed's kernels are proved before the start; ``None``
+    where the document names the kernels."""
     multiplier_key: str = field(default="hot.max", compare=False)
     """The policy's key that says it, for people."""
 

@@ -4,7 +4,7 @@ An engine that does not report is in one long step or hangs; time alone distingu
 time in which the daemon was awake counts, so that an engine on a machine that slept is not taken
 for one that hangs, and of the time in which the engine compiles kernels only what is beyond all
 reason. Whether calls stall is the policy's judgement of a new report; then an event is recorded
-and, where the policy says so, the engine restarts, a limited number of times an hour.
+and, if the policy asks for it, the engine restarts, a limited number of times per hour.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hisparsed.node.engine.records import RestartFile
 from hisparsed.policy.events import EventKind
 
 MOST_A_LOOK_S = 2.0
-"""What one look adds at most; many times longer than looks are apart."""
+"""The most that one look adds; many times the interval between looks."""
 ASK_AFTER_S = 1.0
 """Without a report for this long, it is asked whether the engine compiles."""
 MOST_COMPILING_S = 1800.0
@@ -99,7 +99,7 @@ class StallWatchdog:
 
     def _may_restart(self, most: int) -> tuple[bool, str]:
         now_s = self._wall_clock()
-        # One that seems to come was made before somebody set the clock back: it counts as of now.
+        # A report from the future was made before the clock was set back: it is taken as made now.
         found = self._restarts.since(now_s - _WITHIN_S)
         before = [min(one, now_s) for one in found]
         if before != found:
@@ -114,7 +114,7 @@ class StallWatchdog:
         try:
             self._restarts.save([*before, now_s])
         except OSError as error:
-            # Without a count there is no cap, and a node that restarts forever serves nobody.
+            # Without a count there is no cap, and a node that restarts forever serves no client.
             return False, (
                 f"{self._restarts.path} cannot be written ({error.strerror or error}), so the "
                 "engine stays up and the node answers not ready."

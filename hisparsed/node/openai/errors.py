@@ -23,7 +23,7 @@ def is_below(path: str, root: str) -> bool:
 class ErrorForm(StrEnum):
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
-    """The Messages API: errors have kinds of its own, and streams end with ``event: error``."""
+    """The Messages API: it has its own kinds of errors, and streams end with ``event: error``."""
     RESPONSES = "responses"
     """OpenAI's Responses API: as ``OPENAI``, but every event of a stream is typed and counted."""
 
@@ -137,9 +137,9 @@ class Refusal:
     def last_events(
         self, form: ErrorForm = ErrorForm.OPENAI, begun: BegunResponse | None = None
     ) -> bytes:
-        """What ends a stream of server-sent events that has begun with 200.
+        """The end of a stream of server-sent events that began with status 200.
 
-        ``begun`` is what a stream of the Responses API has said so far.
+        ``begun``: the events that a stream of the Responses API has sent so far.
         """
         if form is ErrorForm.ANTHROPIC:
             return b"event: error\ndata: " + self.error(form) + b"\n\n"

@@ -101,7 +101,7 @@ def _ranked(header: str) -> Mapping[tuple[str, str], float]:
 
 
 def _quality(text: str) -> float:
-    """0 for what is no number, as for what is not wanted."""
+    """0 for text that is not a number and for encodings that are not wanted."""
     try:
         rank = float(text)
     except ValueError:

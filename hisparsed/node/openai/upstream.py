@@ -104,7 +104,7 @@ class Upstream:
             call.cut(refusal)
         found, cut = background.end(refusal)
         self._kept.keep(found)
-        # What a client also follows as a stream is one call, counted there.
+        # A response that a client also follows as a stream is one call, counted there.
         self.ended[How.CUT] += len(cut - {call.response_id for call in self._calls})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,7 +146,7 @@ class Upstream:
                 running.cancel()
                 await asyncio.wait({running})
         if running.done() and not running.cancelled():
-            running.exception()  # that of a call whose engine is gone is nobody's news
+            running.exception()  # the error of a call whose engine has gone needs no report
         if not call.ended:
             await call.end(call.refusal.result() if call.refusal.done() else self._away())
 

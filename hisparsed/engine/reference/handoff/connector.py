@@ -51,7 +51,7 @@ MEANINGS = {
 }
 """Every count, and the help text of its metric."""
 METRIC_PREFIX = "vllm:hisparsed_handoff_"
-"""vLLM drops collectors of its own prefix when a new engine starts in the same process; others
+"""vLLM removes only collectors with its prefix when a new engine starts in the same process; others
 would be registered twice."""
 
 

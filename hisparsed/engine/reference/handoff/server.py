@@ -43,7 +43,7 @@ class Offer:
 
 class Ended(StrEnum):
     READ = "read"
-    """A decode node has all of it, or said that it needs none of it."""
+    """A decode node has all of it, or reported that it needs none of it."""
     EXPIRED = "expired"
     """Nobody came in time."""
 

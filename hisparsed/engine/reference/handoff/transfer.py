@@ -132,7 +132,7 @@ def prefix_digest(token_ids: Sequence[int]) -> str:
 
 
 def model_shape(geometry: ReferenceGeometry) -> dict[str, Any]:
-    """What two nodes must agree on, or rows of one mean nothing to the other."""
+    """Values on which two nodes must agree, or rows of one mean nothing to the other."""
     shape = asdict(geometry)
     del shape["max_model_len"]
     return {**shape, "row_bytes": ROW_BYTES, "index_row_bytes": INDEX_ROW_BYTES}

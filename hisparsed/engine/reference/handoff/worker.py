@@ -170,7 +170,7 @@ _GRACE_S = 1.0
 
 @dataclass(frozen=True)
 class HandoffOptions:
-    """A node's part in hand-overs. Seconds where the name says so.
+    """A node's part in hand-overs. Names that end in ``_s`` are seconds.
 
     A node that ``produces`` listens at ``host`` and ``port`` (0: any free one).
     """
@@ -246,7 +246,7 @@ class HandoffWorker:
                 self._fetcher.release(remote)
 
     def take_results(self) -> Results:
-        """Ends leases that are over, and writes what has arrived."""
+        """Ends leases that have expired, and writes the rows that have arrived."""
         results = Results()
         self._offers.expire()
         for offer, how in self._offers.take_ended():
