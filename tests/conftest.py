@@ -1,4 +1,4 @@
-"""What every test shares: repeatable examples, logs as Python sets them up, memory given back."""
+"""Shared by all tests: repeatable examples, logs as Python sets them up, memory given back."""
 
 import gc
 import logging
@@ -20,7 +20,8 @@ settings.load_profile("repeatable")
 def pytest_sessionstart(session: pytest.Session) -> None:
     """A C++ library of another revision is refused, so it is built again, before any worker.
 
-    It is tried in a process of its own: who has loaded the old one cannot load the new one.
+    It is tried in a separate process: a process that has loaded the old one cannot load the new
+    one.
     """
     if hasattr(session.config, "workerinput"):
         return
@@ -73,7 +74,8 @@ _resident_bytes = [0]
 
 @pytest.fixture(autouse=True)
 def _past_engines_are_freed() -> Iterator[None]:
-    """vLLM freezes the garbage collector's heap, so an engine that a test built stays for ever."""
+    """vLLM freezes the garbage collector's heap, so an engine that a test built would never be
+    freed."""
     yield
     if psutil.Process().memory_info().rss > _resident_bytes[0] + _GROWTH_BYTES:
         gc.unfreeze()

@@ -61,7 +61,7 @@ def canary_prompt() -> tuple[int, ...]:
 
 
 class Draw:
-    """Rounds from recorded answers. What one round computes anew the next one holds."""
+    """Rounds from recorded answers. A prefix that one round computes is held in the next one."""
 
     def __init__(self, clean: Sequence[Sequence[RecordedAnswer]], rng: random.Random) -> None:
         self._clean = clean
@@ -78,8 +78,8 @@ class Draw:
 
 
 def count_alarms(recording: Recording, rounds: int, seed: int) -> tuple[int, int]:
-    """Alarms and suspicions of clean rounds, by nodes that each learn a baseline of their own and
-    then learn no more."""
+    """Alarms and suspicions of clean rounds, by nodes that each learn their baseline and then stop
+    learning."""
     rng = random.Random(seed)
     alarms = suspects = 0
     for number in range(rounds):

@@ -214,7 +214,7 @@ class Recorder:
     def harmed(self, kv: _Dense, harm: Harm) -> tuple[_Dense, _Dense]:
         """KV as it is read from the host alone, and where every other page is on the GPU.
 
-        Each of the batch has places of its own, in pages that can leave the GPU.
+        Each call of the batch has its own places, in pages that can leave the GPU.
         """
         if self._other is None:
             other = torch.randint(32, 127, (len(self._prompt),), generator=self._generator)

@@ -1,8 +1,8 @@
 """Figures of the reference node: ``python -m tests.bench.engine [--json]``.
 
-One run, in this process, no API: prefill and decode tokens a second at 8 running requests
-with everything resident and with almost nothing resident, and what a report and an apply
-cost the engine thread at 50 running requests. Ratios hold between machines, seconds do not.
+One run, in this process, no API: prefill and decode tokens per second at 8 running requests with
+everything resident and with almost nothing resident, and what a report and an apply cost the engine
+thread at 50 running requests. Ratios hold between machines, seconds do not.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ KINDS: Final = {
     EventKind.ENGINE_GONE: "no engine can be kept running; the daemon ends",
     EventKind.STOPPED: "the daemon has ended",
 }
-"""What each kind of event says."""
+"""The meaning of each kind of event."""
 
 _HEAD: Final = """\
 # Log lines and events

@@ -23,7 +23,7 @@ _INT32, _INT64 = 4, 8
 
 @dataclass(frozen=True)
 class Case:
-    """``used``: highest position that a request selects; ``q``: rows a request."""
+    """``used``: highest position that a request selects; ``q``: rows per request."""
 
     longest: int
     used: int
@@ -39,7 +39,7 @@ class Cost:
     """All groups and requests, with the workspace."""
     launches_group: int
     launches_step: int
-    """Of all groups; gathers are one a layer beside."""
+    """Of all groups; gathers are in addition, one per layer."""
     words_scanned: int
     """Words of the bitmap that the plan looks through."""
     bytes_read: int

@@ -33,7 +33,7 @@ CASES = tuple(
 
 
 def measure(steps: int, repeats: int) -> list[dict[str, Any]]:
-    """One row a case: microseconds of a step's resolve and gather, and what gather moved."""
+    """One row per case: microseconds of a step's resolve and gather, and what gather moved."""
     return [measure_case(case, steps, repeats) for case in CASES]
 
 

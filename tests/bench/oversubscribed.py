@@ -1,10 +1,10 @@
-"""What admission is worth when the live set is larger than the pools can hold.
+"""The benefit of admission when the live set is larger than the pools can hold.
 
 ``python -m tests.bench.oversubscribed --seeds 5``: the same sessions on the in-process reference
 engine, in vLLM's order of arrival and under the policy's admission, in virtual time. A step costs a
-fixed time and a time a token, so results depend on the engine and not on this machine. Closed loop:
-a client sends its next call some time after its last answer. Only admission may act; the split
-stands at equal reach. Says nothing about a GPU's speed.
+fixed time and a time per token, so results depend on the engine and not on this machine. Closed
+loop: a client sends its next call some time after its last answer. Only admission may act; the
+split stays at equal reach. Says nothing about a GPU's speed.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def sessions_of(
 ) -> Iterator[tuple[PromptMaker, ScaledCall]]:
     """The endless calls of one client: shuffled sessions dealt out, the first one joined midway.
 
-    Each lap over the trace has prompts of its own.
+    Each lap over the trace has different prompts.
     """
     for lap in count():
         order = list(trace.sessions)
@@ -256,7 +256,7 @@ ORDERS = {
     "as shipped": {},
     "without the share": {"oldest_share": "0%"},
 }
-"""By name, what a policy's `admission` has beside ``max_wait``."""
+"""By name, keys of a policy's `admission` other than ``max_wait``."""
 LIVE_SET_OF_REACH = 1.3
 LOAD = Load(clients=40, think_s=6.0, warm_up_s=40.0, measured_s=200.0)
 MAX_WAIT_S = 120.0

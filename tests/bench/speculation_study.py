@@ -1,4 +1,4 @@
-"""What speculative rows select, miss and cost on the reference node.
+"""Selections, misses and cost of speculative rows on the reference node.
 
 ``python -m tests.bench.speculation_study`` decodes the same requests one by one and with drafts,
 on a slab that holds all pages and on one that holds few, at several lease sizes. Prints JSON;
@@ -131,7 +131,7 @@ def take(engine: Any, emitted: dict[str, list[int]]) -> None:
 
 
 def watch_unions(hot: Any) -> list[int]:
-    """Distinct tokens selected by the rows of a request, a number a step and index group."""
+    """Distinct tokens selected by the rows of a request, one number per step and index group."""
     unions: list[int] = []
     locate = hot.locate
 

@@ -1,10 +1,10 @@
 """CPU time of the engine core's steps: ``python -m tests.bench.step_cpu [--grow WHAT] [--json]``.
 
 Three nodes in one process step in turn through the same calls at the size of eight H200 and all
-cache groups: vLLM's classes untouched; ours with vLLM's own bookkeeping of pages; ours. Thread CPU
-milliseconds of ``schedule()`` and ``update_from_output()``, without the model, while prompts are
-computed and while there is only decoding. Ratios hold between machines, milliseconds do not. The
-nodes are simulated: no byte moves, every decision is made.
+cache groups: vLLM's untouched classes; hisparsed's with vLLM's bookkeeping of pages; hisparsed's.
+Thread CPU milliseconds of ``schedule()`` and ``update_from_output()``, without the model, while
+prompts are computed and while there is only decoding. Ratios hold between machines, milliseconds do
+not. The nodes are simulated: no byte moves, every decision is made.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _started(kind: str, load: Load, folder: Path) -> Any:
 
 
 def _untouched(options: Any) -> Any:
-    """vLLM's scheduler, managers and offloading; its pools have memory of their own."""
+    """vLLM's scheduler, managers and offloading; its pools have their own memory."""
     from hisparsed.engine.simulated import node as simulated
     from hisparsed.engine.simulated import vllm_config
 
@@ -218,7 +218,8 @@ def _figures(times_s: Sequence[float], numbers: Sequence[int], work: Sequence[An
 
 def core_figures(times_s: Sequence[float], work: Sequence[tuple[int, int]]) -> dict[str, float]:
     """``core`` of a node description, by least squares over all steps: of each step, of each
-    request in it, of each token. What comes out below zero is left out, and the rest fitted."""
+    request in it, of each token. Terms that would be below zero are dropped, and the rest is fitted
+    again."""
     of_step = [(cost_s, *one) for cost_s, one in zip(times_s, work, strict=False) if one[0]]
     costs_s = np.array([one[0] for one in of_step])
     by_name = {
@@ -249,7 +250,7 @@ def measure(load: Load, steps: int, kinds: Sequence[str] = KINDS) -> dict[str, A
         nodes = [Timed(kind, load, Path(folder)) for kind in kinds]
         gc.collect()
         gc.freeze()
-        # Its passes go over all three nodes' objects and hit whoever runs then.
+        # Its passes go over all three nodes' objects and slow the one that runs then.
         gc.disable()
         for _ in range(steps):
             for one in nodes:

@@ -180,7 +180,7 @@ class MadeUpFeed:
         return entry
 
     def refresh_requests(self) -> None:
-        """Comes by itself."""
+        """Arrives unasked."""
 
     def refresh_policy(self) -> None:
         """There is none."""
@@ -205,7 +205,7 @@ async def first_paint() -> None:
 
 
 def time_first_paint() -> dict[str, float]:
-    """The best of a few, each in a new process, beside importing Textual alone."""
+    """The best of a few, each in a new process, compared with importing Textual alone."""
     paint = min(_seconds_of(_FIRST_PAINT) for _ in range(_PAINTS))
     textual = min(_seconds_of("import textual") for _ in range(_PAINTS))
     return {

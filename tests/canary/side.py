@@ -1,6 +1,6 @@
 """The control plane of a node around a canary, with an engine that answers from a script.
 
-The clock moves when told, and nothing is computed.
+The test moves the clock, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Scripted:
 
 
 class Side:
-    """Holds, journal and events of a node, its canary, and a clock that moves when told."""
+    """Holds, journal and events of a node, its canary, and a clock that the test moves."""
 
     def __init__(self, folder: Path, engine: CanaryEngine, *, exact: bool = True) -> None:
         self.now_s = 1_000.0

@@ -26,7 +26,7 @@ PROMPT = 2 * TOPK
 
 
 class Node:
-    """A reference engine with lent blocks, its canary, and somebody who can harm its rows."""
+    """A reference engine with lent blocks, its canary, and a way to damage its rows."""
 
     def __init__(self, engine: Any, salt: str, make_side: Callable[[Any], Any]) -> None:
         self.engine = engine
@@ -63,7 +63,7 @@ class Node:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Shared: each test's canary has pages of its own."""
+    """Shared: each test's canary has its own pages."""
     built = build_engine(tmp_path_factory.mktemp("engine"), EngineShape())
     apply(built, {"offload_target_blocks": 300})
     return built

@@ -1,4 +1,4 @@
-"""Rounding, near ties and corruption, told apart from recorded answers."""
+"""Rounding, near ties and corruption are distinguished in recorded answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MARGIN = 0.3
 
 
 def best_of(tokens: Sequence[int]) -> list[tuple[int, dict[int, float]]]:
-    """What an exact node says: each token, and two behind it."""
+    """The answer of an exact node: each token, and two less likely ones."""
     return [(one, {one: -0.5, one + 1: -0.5 - MARGIN, one + 2: -2.0}) for one in tokens]
 
 

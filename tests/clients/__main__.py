@@ -1,8 +1,8 @@
 """Client libraries against a reference node: ``python -m tests.clients BUILD [NAME ...]``.
 
-Each is installed in an environment of its own below ``BUILD``, at the versions of ``pins.toml``,
-and runs its script with the node's address and its key. Ends with 1 where one of them failed; what
-cannot be installed is said and left out.
+Each is installed in its own environment below ``BUILD``, at the versions of ``pins.toml``, and runs
+its script with the node's address and its key. Ends with 1 where one of them failed; a library that
+cannot be installed is reported and skipped.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from hisparsed.policy.schema import Policy
 from hisparsed.policy.units import parse_bytes, parse_duration, parse_fraction
 
 _WITH_RANGE = (parse_bytes, parse_duration, parse_fraction)
-"""Units, which have bounds of their own."""
+"""Units, which have their own bounds."""
 
 
 def numbers(annotation: Any, noted: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

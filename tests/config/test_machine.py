@@ -1,4 +1,4 @@
-"""What this machine allows: memory as cgroups count it, and the kind of node by its GPUs."""
+"""The limits of the machine: memory as cgroups count it, and the kind of node by its GPUs."""
 
 from pathlib import Path
 

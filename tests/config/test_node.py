@@ -1,4 +1,4 @@
-"""The node's document: defaults, and each mistake with its line, key and what would be right."""
+"""The node's document: defaults, and each error with its line, its key and the expected value."""
 
 import json
 from pathlib import Path

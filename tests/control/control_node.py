@@ -1,4 +1,4 @@
-"""A scripted engine, clocks that only move when told, and a control side around them."""
+"""A scripted engine, clocks that only the test moves, and a control side around them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ManualClock:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.set_by_s = 0.0
-        """What somebody has set the wall clock by."""
+        """Seconds by which the wall clock was set."""
         self.slept: list[float] = []
         self.after_sleep: Callable[[], None] = lambda: None
 

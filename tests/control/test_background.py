@@ -1,4 +1,4 @@
-"""What goes on beside the ticks: an exception ends no more of it than one try."""
+"""Background tasks: an exception ends one try, not the task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor beside a node that serves: when it looks, what it tells, and a look that hangs."""
+"""The doctor of a serving node: when it checks, what it reports, and a check that hangs."""
 
 from __future__ import annotations
 

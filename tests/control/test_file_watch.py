@@ -165,7 +165,7 @@ async def test_the_real_watch_notices_a_replaced_file(tmp_path: Path) -> None:
     try:
         assert await asyncio.wait_for(seen.get(), 5) == "1"
         for _ in range(200):
-            # Again and again, since the watch is set up in a thread that tells nobody.
+            # Repeatedly, since the watch is set up in a thread without a sign that it is ready.
             other.write_text("2")
             other.replace(path)
             try:

@@ -295,7 +295,7 @@ async def test_schedules_begin_and_end_with_events(make_node: Any) -> None:
         "version: 1\nschedules:\n"
         "  - {name: soon, when: {from: '22:15', to: '22:16', timezone: UTC}, set: {hot.max: 3}}\n"
     )
-    # The clock of these tests stands at 22:15:00 UTC of some day.
+    # The clock of these tests shows 22:15:00 UTC of some day.
     await node.loop.start()
     await node.ticks(1)
     assert node.source.in_force.policy.hot.max == 3.0

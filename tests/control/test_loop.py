@@ -217,11 +217,11 @@ async def test_a_sentence_only_when_something_changed(node: Any) -> None:
 
 
 class EnoughError(Exception):
-    """Ends a loop that would go on."""
+    """Ends a loop that would continue."""
 
 
 async def run_for(node: Any, sleeps: int, seconds_a_report: list[float]) -> list[float]:
-    """Run until so many sleeps; every report takes the next of ``seconds_a_report``."""
+    """Run until this many sleeps; every report takes the next of ``seconds_a_report``."""
 
     def slow() -> None:
         node.clock.now_s += seconds_a_report.pop(0) if seconds_a_report else 0.0

@@ -1,4 +1,4 @@
-"""From report to snapshot, and what became of a command: every figure in its place."""
+"""From report to snapshot, and the result of a command: every figure is in the right field."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def journal_of(state: Path, run: str) -> tuple[Journal, JournalWriter]:
 
 
 def source_at(folder: Path, unix_s: float) -> tuple[PolicySource, Journal]:
-    """The policy as a daemon that starts then takes it up."""
+    """The policy as a daemon that starts at that time reads it."""
     source = PolicySource(folder / "policy.yaml", clock=lambda: 0.0, wall_clock=lambda: unix_s)
     journal, _ = journal_of(folder / "state", "new")
     recorder = EventRecorder(journal, Broadcast(), wall_clock=lambda: unix_s)
@@ -251,7 +251,7 @@ def test_explain_finds_freezes_and_modes(state: Path) -> None:
 
 
 def test_the_same_policy_decides_as_it_did_until_operators_changed_it(folder: Path) -> None:
-    """Where the policy's laws are changed on purpose, other decisions here are no mistake."""
+    """Where the policy's laws are changed on purpose, other decisions here are not an error."""
     words = ["policy", "replay", str(folder / "state"), "--policy", str(folder / "policy.yaml")]
     result = CliRunner().invoke(app, [*words, "--json"])
     assert result.exit_code == 0, result.output
@@ -293,7 +293,7 @@ def test_top_shows_the_recorded_node(state: Path) -> None:
 
 
 def derived(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """What follows from a recorded snapshot, counted here by the names that 0.1.0 wrote."""
+    """Figures computed from a recorded snapshot, by the names that 0.1.0 wrote."""
     geometry, hisparse, offload = (snapshot[one] for one in ("geometry", "hisparse", "offload"))
     block, tokens = geometry["host_block_bytes"], geometry["block_tokens"]
     chunk_tokens = geometry["offload_chunk_tokens"]

@@ -212,7 +212,7 @@ async def test_a_journal_that_was_taken_away_is_an_event(node: Any) -> None:
 
 
 async def written(node: Any, count: int) -> None:
-    """Until the journal's thread has written so many records."""
+    """Until the journal's thread has written this many records."""
     for _ in range(1_000):
         if node.journal.health.written >= count:
             return

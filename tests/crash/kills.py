@@ -35,7 +35,7 @@ LONGEST_S = {"serve": 1.5, "stop": 2.0}
 START_S = 12.0
 """Until a start was measured: on a busy machine one takes several times as long."""
 RESTART = 0.8
-"""What a restart takes of the time of a start."""
+"""A restart's time as a share of a start's."""
 _SHM = Path("/dev/shm")  # noqa: S108 (the kernel's)
 _CACHES = "torchinductor"
 _GONE_S = 120.0
@@ -115,11 +115,11 @@ class Crashes:
                 node.signal(signal.SIGKILL)
 
     def _ended(self, node: ServeProcess) -> None:
-        """By itself, or told to; the daemon first."""
+        """Unasked or by a signal; the daemon first."""
         if node.process.poll() is None:
             node.signal(signal.SIGTERM)
         node.wait(_GONE_S)
-        # What cannot end by itself is for the next start.
+        # The next start ends what cannot end alone.
         until(
             "what can run has ended with its daemon",
             lambda: _all_wait(node.session_members()),
@@ -159,7 +159,8 @@ class Crashes:
 
 
 def _is_ours(path: Path) -> bool:
-    """Others use the folder meanwhile: what somebody holds, or another user made, is theirs."""
+    """Others use the folder meanwhile: files that another process holds, or that another user made,
+    must stay."""
     try:
         return path.stat().st_uid == os.geteuid() and is_held(path) is False
     except FileNotFoundError:

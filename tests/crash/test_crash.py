@@ -1,4 +1,4 @@
-"""Ten kills with fixed seeds, and an engine that cannot end by itself."""
+"""Ten kills with fixed seeds, and an engine that cannot end without help."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ sleep 300 &
 echo $! > "$TMPDIR/begun"
 wait
 """
-"""Instead of a daemon with its engine: both ignore signals. The fifo tells that both run."""
+"""Instead of a daemon with its engine: both ignore signals. The fifo shows that both run."""
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_the_report_has_figures_plots_and_decisions() -> None:
 
 
 def points_of(svg: ElementTree.Element) -> list[list[str]]:
-    """Of each line."""
+    """The points of each line."""
     return [one.attrib["points"].split() for one in svg.iter("polyline")]
 
 

@@ -102,7 +102,7 @@ BOTH = Comparison(
 
 
 def took(on_s: float, off_s: float) -> Comparison:
-    """The comparison where the nodes took so many seconds."""
+    """The comparison where the nodes took these seconds."""
     on, off = (replace(run.result, seconds=s) for run, s in ((ON, on_s), (OFF, off_s)))
     return replace(BOTH, on=replace(ON, result=on), off=replace(OFF, result=off))
 

@@ -24,7 +24,7 @@ TOPK = 64
 
 @dataclass(frozen=True)
 class EngineShape:
-    """What differs between the runs that are compared."""
+    """The differences between the runs that are compared."""
 
     gpu_blocks: int = 6000
     host_budget_bytes: int = 96 << 20
@@ -143,7 +143,7 @@ def random_command(rng: random.Random, budget_blocks: int) -> dict[str, Any]:
 
 @dataclass
 class Conversation:
-    """One session: its prompt grows by its own answers and by fixed new text."""
+    """One session: its prompt grows by its answers and by fixed new text."""
 
     name: str
     turns: list[list[int]]

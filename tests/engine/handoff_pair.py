@@ -91,7 +91,7 @@ DECODE = HandoffOptions(produces=False, consumes=True)
 PATIENCE_S = 60.0
 
 ASK = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None}
-"""What a router sends with the call to the prefill node."""
+"""The fields that a router sends with the call to the prefill node."""
 
 
 @dataclass
@@ -140,7 +140,7 @@ class Node:
         ask(self.engine, name, prompt, answer_tokens, extra_args=extra)
 
     def blocks_in_use(self) -> tuple[int, int]:
-        """GPU blocks and host blocks that somebody holds; lent blocks are nobody's here."""
+        """GPU blocks and host blocks in use; lent blocks do not count."""
         gpu = self.scheduler.kv_cache_manager.block_pool
         host = self.scheduler.hisparsed.host.pool
         return (

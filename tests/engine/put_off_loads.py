@@ -1,4 +1,4 @@
-"""What may come between a look-up and its load, where vLLM begins the load a step later.
+"""Events between a look-up and its load, where vLLM begins the load a step later.
 
 As a program, `put_off_loads.py FOLDER`: every case on vLLM's asynchronous scheduler with two steps
 in flight, one line of JSON. Before 0.33 vLLM puts nothing off; ``put_loads_off`` does it then.

@@ -1,7 +1,7 @@
-"""Stands where the workers are: takes a step's work and acknowledges it when the test says so.
+"""Replaces the workers: takes a step's work and acknowledges it when the test asks for it.
 
 Drives the scheduler of a real engine directly; nothing is computed. Knows which host blocks its
-transfers touch, so that it can say when two would touch the same one.
+transfers touch, so it detects when two touch the same one.
 """
 
 from __future__ import annotations

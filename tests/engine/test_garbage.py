@@ -34,7 +34,7 @@ def test_values_of_somebody_else_are_kept() -> None:
 
 
 def printed(code: str, *words: str) -> str:
-    """By a process of its own."""
+    """By a separate process."""
     return subprocess.run(
         [sys.executable, "-c", code, *words], check=True, capture_output=True, text=True
     ).stdout.strip()

@@ -1,4 +1,4 @@
-"""Hot buffers of different sizes a request and the scratch beside them, on a running engine."""
+"""Hot buffers of a different size per request, and the scratch blocks, on a running engine."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ async def test_the_next_long_call_begins_when_the_last_one_is_aborted_not_before
                 yield name
                 await asyncio.sleep(0)
         finally:
-            # As vLLM's, which tells the engine to give the call's blocks back.
+            # As vLLM's, which makes the engine release the call's blocks.
             await asyncio.sleep(0)
             happened.append(f"{name} is aborted")
 

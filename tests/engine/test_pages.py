@@ -1,8 +1,8 @@
 """Pages kept whole decide as vLLM's own bookkeeping does, through the same calls.
 
 Two simulated nodes in lockstep, one of each. Calls that share prefixes, grow, are cancelled and
-preempted, drafts, levers and resets at random; after each step all that the workers are told is
-the same, the blocks of every request, and the order in which blocks are handed out.
+preempted, drafts, levers and resets at random; after each step the messages to the workers are the
+same, the blocks of every request, and the order in which blocks are handed out.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Traffic:
 
 
 def check(folder: Path, seed: int, steps: int) -> dict[str, int]:
-    """Runs both; what happened, so that a caller can tell that it was something."""
+    """Runs both; returns what happened, so that a caller can check that something did."""
     ours, theirs = Watched(started(folder, "hisparsed")), Watched(started(folder, "vllm"))
     assert isinstance(ours.scheduler.hisparsed._coordinator, PagedCoordinator)
     assert not isinstance(theirs.scheduler.hisparsed._coordinator, PagedCoordinator)

@@ -1,4 +1,4 @@
-"""What a call may say of a prefix elsewhere before vLLM's NIXL acts on it."""
+"""The check of what a call says about a remote prefix, before vLLM's NIXL acts on it."""
 
 from __future__ import annotations
 

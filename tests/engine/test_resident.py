@@ -1,7 +1,7 @@
 """A call whose prefix comes back from the offload pool is admitted like any other.
 
 vLLM asks for a resident page for the whole remainder of such a call, in every group, and waits
-for ever where the GPU pool is smaller than that.
+forever where the GPU pool is smaller than that.
 """
 
 from __future__ import annotations

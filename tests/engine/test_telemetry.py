@@ -1,4 +1,4 @@
-"""What our stat logger keeps of vLLM's statistics, beside what vLLM's own do with them."""
+"""The statistics that hisparsed's stat logger keeps, compared with those of vLLM's own loggers."""
 
 from __future__ import annotations
 

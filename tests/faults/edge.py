@@ -57,7 +57,7 @@ class Client:
         return Answer(int(first.split()[1]), headers, body)
 
     async def rest(self) -> bytes:
-        """What comes until the server closes the connection."""
+        """The bytes that arrive until the server closes the connection."""
         parts = bytearray()
         async with asyncio.timeout(LONG_S):
             try:

@@ -78,7 +78,7 @@ class StateNode(Node):
 
 
 class RealDisk:
-    """A file system of one MiB in memory; ``folder`` lies on it."""
+    """A file system of one MiB in memory that holds ``folder``."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -139,7 +139,7 @@ class LimitedDisk:
 
 @contextlib.contextmanager
 def not_permitted(folder: Path) -> Iterator[None]:
-    """``folder`` belongs to somebody else, who lets nobody in."""
+    """``folder`` belongs to another user and is closed to all others."""
     if ROOT:
         os.seteuid(_NOBODY)
     mode = None if ROOT else folder.stat().st_mode

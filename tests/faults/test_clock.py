@@ -39,7 +39,7 @@ def node(tmp_path: Path) -> Iterator[StateNode]:
 
 
 def with_schedule(tmp_path: Path, begin: str, end: str) -> StateNode:
-    """An entry of an hour or so. The clock of these tests stands at 22:15:00 UTC of some day."""
+    """An entry of an hour or so. The clock of these tests shows 22:15:00 UTC of some day."""
     (tmp_path / "state").mkdir()
     entry = f"{{from: '{begin}', to: '{end}', timezone: UTC}}"
     schedules = f"schedules:\n  - {{name: night, when: {entry}, set: {{hot.max: 3}}}}\n"

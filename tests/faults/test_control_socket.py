@@ -21,7 +21,7 @@ SHORT = HttpLimits(connections=8, header_s=0.1, body_s=0.1)
 
 
 class Control:
-    """A control server of its own folder; ``heard`` is what an operator is told."""
+    """A control server with its own folder; ``heard`` has the operator's events."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "run" / "control.sock"
@@ -45,7 +45,7 @@ class Control:
         self.news.release()
 
     async def reported(self) -> tuple[EventKind, str]:
-        """What comes next."""
+        """The next bytes."""
         async with asyncio.timeout(LONG_S):
             await self.news.acquire()
         return self.heard[-1]

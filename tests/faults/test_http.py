@@ -137,7 +137,7 @@ POST = b"POST /v1/completions HTTP/1.1\r\nhost: node\r\n"
 
 
 async def drip(edge: Edge, head: bytes) -> None:
-    """A byte now and then, for ever; until the server has had enough."""
+    """A byte now and then, until the server closes the connection."""
     client = await edge.client()
     await client.send(head)
     answering = asyncio.ensure_future(client.answer())

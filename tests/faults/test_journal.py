@@ -21,7 +21,7 @@ PAGE_BYTES = 4096
 
 @pytest.fixture
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StateNode:
-    """It has written some ticks; nobody waits for a lock for long."""
+    """It has written some ticks; waits for a lock are short."""
     monkeypatch.setattr("hisparsed.control.journal.store._BUSY_WAIT_S", 0.01)
     node = StateNode(tmp_path, tmp_path / "state")
     node.state.mkdir()
@@ -39,7 +39,7 @@ def sequences(path: Path) -> list[int]:
 
 
 def crashed(node: StateNode, folder: Path) -> Path:
-    """The state folder as a power cut would leave it: with a WAL that nobody has folded in."""
+    """The state folder as a power cut would leave it: with a WAL that was not checkpointed."""
     shutil.copytree(node.state, folder)
     (folder / "journal.sqlite-shm").unlink()
     assert (folder / "journal.sqlite-wal").stat().st_size > 10 * PAGE_BYTES

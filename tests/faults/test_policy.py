@@ -22,11 +22,11 @@ from hisparsed.policy.yaml_tree import MAX_BYTES
 
 OTHER = POLICY.replace("tick: 1s", "tick: 2s")
 LOOKS = 5
-pytestmark = pytest.mark.timeout(60)  # what waits for a pipe waits for ever
+pytestmark = pytest.mark.timeout(60)  # a reader of a pipe would wait forever
 
 
 class Looks:
-    """Lets the watch look when the test says so; ``folders`` has what it watches."""
+    """Lets the watch look when the test asks for it; ``folders`` has what it watches."""
 
     def __init__(self, *files: Watched) -> None:
         self.folders: list[set[Path]] = []
@@ -55,7 +55,7 @@ class Looks:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """Its policy lies in a folder of its own."""
+    """Its policy has its own folder."""
     (tmp_path / "etc").mkdir()
     return Node(tmp_path / "etc")
 
@@ -320,7 +320,7 @@ async def test_a_folder_that_was_made_anew_between_two_looks_is_watched_anew(
 
 
 async def test_a_folder_replaced_by_a_link_is_followed(node: Node, looks: Looks) -> None:
-    """As a mounted ConfigMap is, and whoever keeps versions of a folder does it."""
+    """As a mounted ConfigMap does, and tools that keep versions of a folder."""
     release = node.folder.with_name("release-2")
     with removed(node.folder):
         release.mkdir()

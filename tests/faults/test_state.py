@@ -1,4 +1,4 @@
-"""A state or model folder that is full, read-only or gone: the node serves on and says so."""
+"""A state or model folder that is full, read-only or gone: the node still serves and reports it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def ticks_in_file(node: StateNode) -> list[int]:
 
 
 def assert_told_and_mended(node: StateNode, *, files: int) -> None:
-    """One event for each of the files and the journal, and one when it was over."""
+    """One event for each of the files and the journal, and one when it had ended."""
     assert len(node.sentences("state-not-kept")) == files + 1
     assert len(node.sentences("state-kept")) == files + 1
     assert node.metric("hisparsed_journal_writing") == 1

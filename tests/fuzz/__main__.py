@@ -34,7 +34,7 @@ def _documents(folder: Path, rng: random.Random) -> tuple[Iterator[bytes], Itera
 
 
 def _running(folder: Path) -> NodeConfig:
-    """What a daemon runs with while its document changes."""
+    """The state with which a daemon runs while its document changes."""
     good = folder / "good.yaml"
     good.write_text("host_budget: 64MiB\n", encoding="utf-8")
     return load_node_config(good, memory_bytes=2**62).value

@@ -1,8 +1,8 @@
-"""A control side that gets bad documents and calls; and all that shows what it has become.
+"""A control side that gets bad documents and calls, and all views of its state.
 
 The functions are those that `policy check`, the file watch and the control API call. A fault is
-told in words: a traceback, an answer of 500, text that cannot be printed, a view that fails, or two
-judges that do not agree.
+reported in words: a traceback, an answer of 500, text that cannot be printed, a view that fails, or
+two judges that do not agree.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SHOWN = 300
 
 
 class Fault(Exception):  # noqa: N818 (what is looked for)
-    """What was found, in words."""
+    """The finding, in words."""
 
 
 class ControlSide:
@@ -110,7 +110,7 @@ class ControlSide:
             await self.look()
 
     async def look(self) -> None:
-        """A tick, and every view of what came of it. Raises ``Fault``."""
+        """A tick, and every view of its result. Raises ``Fault``."""
         with _told("a tick"):
             await self.node.ticks(1)
         pages: dict[str, Any] = {}

@@ -100,7 +100,7 @@ DAMAGES: tuple[Damage, ...] = (_new_value, *MISTAKES, *(_plausible,) * 11)
 
 
 def damaged(text: str, rng: random.Random, damages: Sequence[Damage] = DAMAGES) -> str:
-    """``text`` after one to three of ``damages``, by default not all of them mistakes."""
+    """``text`` after one to three of ``damages``; by default not all of them are errors."""
     lines = text.splitlines()
     for _ in range(rng.randint(1, 3)):
         settings = [at for at, line in enumerate(lines) if line.strip() and line.strip()[0] != "#"]

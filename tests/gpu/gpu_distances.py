@@ -32,7 +32,8 @@ class Distance:
 
 
 def tolerance_of(baseline: Distance) -> float:
-    """What other rounds may differ by. Raises ``AssertionError`` where nothing can be told."""
+    """The distance that other rounds may have. Raises ``AssertionError`` where it cannot be
+    determined."""
     if baseline.largest > CEILING:
         raise AssertionError(
             f"with room the engine is {baseline.largest:.3g} from itself, over {CEILING:g}; no "

@@ -119,7 +119,8 @@ def pin_time() -> Figures:
 
 
 def kernel_timings() -> Figures:
-    """Microseconds of a step's resolve and gather by our kernels, and of vLLM's op beside them."""
+    """Microseconds of a step's resolve and gather by our kernels, and of vLLM's op for
+    comparison."""
     import time_against_vllm
 
     from tests.bench.kernels_gpu import measure_case
@@ -268,7 +269,7 @@ def serve_and_ask(within_s: float, *, ranks: int = 1) -> Figures:
 
 
 def _hisparsed(folder: Path, *arguments: str) -> str:
-    """What a command of the daemon's own answers. Raises ``AssertionError``."""
+    """The answer of a command of the daemon. Raises ``AssertionError``."""
     command = [sys.executable, "-m", "hisparsed", *arguments]
     asked = subprocess.run(
         [*command, "--socket", str(folder / "control.sock")],

@@ -1,9 +1,9 @@
-"""The GPU suite's order of events: each step in a process of its own, in bounded time.
+"""The GPU suite's order of events: each step in its own process, in bounded time.
 
-``run_suite`` knows no GPU: what runs a step, tells the time and says what is missing comes in.
-One step that fails, hangs or dies takes none of the others with it. ``run_in_process`` runs one
-step and reads what it wrote; ``run_file`` makes a step of a test file, with pytest in this
-process and figures by ``record_property``.
+``run_suite`` knows no GPU: the runner of steps, the clock and the check of needs are passed in. One
+step that fails, hangs or dies takes none of the others with it. ``run_in_process`` runs one step
+and reads what it wrote; ``run_file`` makes a step of a test file, with pytest in this process and
+figures by ``record_property``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SkipError(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a step. ``reason`` is empty where it passed."""
+    """The result of a step. ``reason`` is empty where it passed."""
 
     status: Status
     reason: str = ""
@@ -88,7 +88,7 @@ def run_suite(
     """The document of a run: JSON-ready, an entry for every step whatever happened.
 
     ``missing(need)`` says why a need is not met, or ``None``; ``run_step(step, seconds)`` runs one
-    elsewhere, for at most so long. ``within_s``: for all steps together.
+    elsewhere, for at most ``seconds``. ``within_s``: for all steps together.
     """
     began_s = clock_s()
     entries: list[Told] = []
@@ -138,7 +138,7 @@ def _attempt(
 def exit_code(document: dict[str, Any], *, optional: frozenset[str] = frozenset()) -> int:
     """1 where a step failed, or did not run though a card is there; ``optional`` ones may not.
 
-    For suites that have found a card: without one nobody asks.
+    For suites that have found a card.
     """
     undone = [one for one in document["steps"] if one["status"] != "passed"]
     missed = [one for one in undone if one["status"] == "failed" or one["name"] not in optional]

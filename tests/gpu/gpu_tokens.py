@@ -39,7 +39,7 @@ class Calls:
 
 @dataclass
 class Round:
-    """What was answered; ``shapes``: tokens of each engine step."""
+    """The answers; ``shapes``: tokens of each engine step."""
 
     tokens: list[list[int]]
     likely: list[list[tuple[int, dict[int, float]]]]
@@ -115,11 +115,11 @@ class Squeeze:
         _apply(self._core, {"watermark": "default"})
 
     def tight(self, step: int) -> None:
-        """Leave what the calls need to go on."""
+        """Leave the blocks that the calls need to continue."""
         self.leave(_BLOCKS_A_CALL * self._calls.count)
 
     def leave(self, free: int) -> None:
-        """Leave so many blocks free, more or fewer than before."""
+        """Leave this many blocks free, more or fewer than before."""
         if _report(self._core)["hot"]["leased_requests"] < self._calls.count:
             return
         self._give_back()

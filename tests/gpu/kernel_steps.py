@@ -1,6 +1,6 @@
 """The steps of ``python -m tests.gpu --kernels``: torch and Triton are enough, no vLLM, no index.
 
-What a card is not needed for runs on a CPU too, with the kernels interpreted (``--rehearse``).
+Steps that need no card run on a CPU too, with the kernels interpreted (``--rehearse``).
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class World:
         gather(self.host, self.slab, self.layout, *swaps)
 
     def require_right(self) -> None:
-        """Every selected row lies where attention would read it."""
+        """Every selected row is where attention would read it."""
         torch = self.torch
         rows = self.slab.view(-1, ROW_BYTES)[self.out.physical_rows]
         host = self.host.view(-1, ROW_BYTES)

@@ -28,7 +28,7 @@ from gpu_suite import (
 
 
 class Clock:
-    """Seconds that pass when a step says so."""
+    """Seconds that a step lets pass."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -1,6 +1,6 @@
 """Chunks of indexer KV between a GPU and lent blocks of a pinned pool: every byte, and how fast.
 
-GLM-5.x shapes: 78 sparse layers, 21 indexer pages in a GPU block of 209,920 bytes, 64 tokens a
+GLM-5.x shapes: 78 sparse layers, 21 indexer pages in a GPU block of 209,920 bytes, 64 tokens per
 block. The pool is pinned by vLLM's own function, in two registrations.
 """
 

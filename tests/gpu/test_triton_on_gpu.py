@@ -132,7 +132,7 @@ def test_gather_reads_pinned_rows() -> None:
     host, slab, layout = kernels_gpu.memories(inputs, device)
     host.view(torch.int32).random_(generator=torch.Generator().manual_seed(1))
     expected = torch.zeros_like(slab, device=CPU)
-    # A cold request beside a fully resident one: all copies come from one row.
+    # A cold request next to a fully resident one: all copies come from one row.
     on_gpu.resident[1] = 1
     out = run_step(kernels_gpu.fresh_state(case, device), on_gpu, 0, "triton")
     assert out.swap_counts.tolist() == [2048, 0]

@@ -1,9 +1,9 @@
 """Times our resolver and vLLM's own op on the same steps, in one run, as graph replays.
 
 A script, not a test: ``python tests/gpu/time_against_vllm.py``. Needs a CUDA device and a vLLM
-whose op takes the arguments it had in 0.32; it says so where either is missing. vLLM evicts in
-order of arrival, so miss ratios differ a little. Cases whose hot buffer is smaller than the rows
-of one step are left out: vLLM does not take them.
+whose op takes the arguments it had in 0.32; it reports where either is missing. vLLM evicts in
+order of arrival, so miss ratios differ a little. Cases whose hot buffer is smaller than the rows of
+one step are skipped: vLLM does not accept them.
 """
 
 from __future__ import annotations

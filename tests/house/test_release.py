@@ -1,4 +1,4 @@
-"""What a release has in it: as many files as are tracked, the entry points, compiled kernels."""
+"""The contents of a release: as many files as are tracked, the entry points, compiled kernels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What only the Triton backend has to show, run by Triton's interpreter on CPU tensors.
+"""Tests of the Triton backend alone, run by Triton's interpreter on CPU tensors.
 
-Not collected by name: test_triton.py runs this in a process of its own.
+Not collected by name: test_triton.py runs this in a separate process.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from hisparsed.kernels.api import (
 from hisparsed.kernels.backends import Name
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Set only in the process of its own that test_triton.py starts: Triton reads it once."""
+"""Set only in the separate process that test_triton.py starts: Triton reads it once."""
 
 BACKENDS: tuple[Name, ...] = ("torch", "cpp", "triton") if INTERPRETED else ("torch", "cpp")
 

@@ -115,7 +115,7 @@ def test_a_count_beyond_the_list_is_refused(backend: str, count: int) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_past_two_to_the_31_are_copied(backend: str) -> None:
-    """Addresses only: pages that nobody touches are never backed by memory."""
+    """Addresses only: pages that are never touched are not backed by memory."""
     layout = RowLayout(SIZE, 1, SIZE, SIZE, (0,), (0,))
     host, slab = (torch.empty(2**31 + 64, dtype=torch.uint8) for _ in range(2))
     host[-16:] = memory(16, 9)

@@ -1,4 +1,4 @@
-"""What a caller can get wrong: each mistake is named, and touches no state."""
+"""Errors of a caller: each is named, and changes no state."""
 
 from __future__ import annotations
 

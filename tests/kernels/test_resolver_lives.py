@@ -65,7 +65,7 @@ class Node:
             self.requests.append(Request(state, context, rng.randrange(4)))
 
     def write(self) -> None:
-        """Tokens go to the end of a context; the last drafts are written once more."""
+        """Tokens go to the end of a context; the last drafts are written again."""
         written = []
         for request in self.requests:
             start = max(0, request.context - self.random.randint(0, request.drafts))

@@ -179,7 +179,7 @@ def test_bytes_of_a_bank_are_told_before_it_is_made() -> None:
 def test_state_of_64_requests_is_small_whatever_their_longest_context(
     positions: int, multiple: int, most_mb: int
 ) -> None:
-    """GLM-5.x: 22 index groups, top-k 2048; four rows a request with three drafts."""
+    """GLM-5.x: 22 index groups, top-k 2048; four rows per request with three drafts."""
     rows = 64 * (1 if multiple == 2 else 4)
     bank, shared = state_bytes(22, 64, 2048 * multiple, positions, rows=rows, topk=2048)
     assert (bank + shared) / 1e6 <= most_mb

@@ -1,8 +1,8 @@
 """The Triton backend without a GPU: interpreted against the oracle, and compiled for sm_90.
 
 Triton decides when a kernel is defined whether it is interpreted or compiled, and vLLM defines
-kernels in the process that runs the engine tests. So each set of interpreted tests gets a process
-of its own, and the environment variable never exists in this one.
+kernels in the process that runs the engine tests. Each set of interpreted tests therefore gets its
+own process, and the environment variable never exists in this one.
 """
 
 from __future__ import annotations

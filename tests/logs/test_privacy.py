@@ -1,4 +1,4 @@
-"""Nothing that a client sent is in the log: not in words, not in tracebacks, whoever logs it."""
+"""Nothing that a client sent is in the log: not in words, not in tracebacks, whatever logs it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Puts the mistakes of `mutants.yaml` into copies of the tree, one each; the tests named must fail.
+"""Puts the errors of `mutants.yaml` into copies of the tree, one each; the tests named must fail.
 
-They must pass without a mistake first. Exit code 1 when a mutant survived, 2 when nothing is known.
+They must pass without an error first. Exit code 1 when a mutant survived, 2 when nothing is known.
 """
 
 import argparse

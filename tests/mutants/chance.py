@@ -47,7 +47,7 @@ _NOT_CODE = ("annotation", "returns", "decorator_list")
 
 
 def changed(node: ast.expr | ast.stmt) -> ast.AST | None:
-    """What stands in the place of ``node``, with one mistake; ``None`` where there is none."""
+    """The replacement of ``node`` with one error; ``None`` where there is none."""
     other = copy.deepcopy(node)
     match other:
         case ast.Compare(ops=[operator]) if type(operator) in _OTHER:
@@ -72,7 +72,7 @@ def changed(node: ast.expr | ast.stmt) -> ast.AST | None:
 
 
 def places(tree: ast.AST, inside: bool = False) -> Iterator[ast.expr | ast.stmt]:
-    """What functions do; not their annotations, decorators and texts."""
+    """The statements of functions, not their annotations, decorators and texts."""
     inside = inside or isinstance(tree, ast.FunctionDef | ast.AsyncFunctionDef)
     for name, value in ast.iter_fields(tree):
         for child in value if isinstance(value, list) else [value]:
@@ -116,7 +116,7 @@ def chosen(count: int, seed: int) -> list[Mutant]:
 def killers(mutant: Mutant) -> list[str]:
     """The first test of its area that fails, or what pytest says where it cannot even begin.
 
-    What killed it before is tried first, also where that is long by now.
+    The test that failed before is tried first, also if it is marked long now.
     """
     path = place_of(mutant)[0]
     area = next(one for one in AREAS if any(path in ROOT.glob(pattern) for pattern in one.code))

@@ -69,7 +69,8 @@ def _names_around(node: ast.AST, line: int) -> Iterator[str]:
 
 
 def node_ids(tests: Iterable[str]) -> Iterator[str]:
-    """What pytest calls these functions. Raises ``LookupError`` for one that is not there once."""
+    """The names that pytest gives these functions. Raises ``LookupError`` for one that is not there
+    once."""
     for test in dict.fromkeys(tests):
         define = re.compile(rf"^(?:async )?def {test}\(", re.MULTILINE)
         paths = [path for path, text in _files("tests").items() if define.search(text)]

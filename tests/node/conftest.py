@@ -1,4 +1,4 @@
-"""One real node for a file, and one-off nodes for tests that end theirs."""
+"""One real node for a file, and one-off nodes for tests that end their node."""
 
 from __future__ import annotations
 

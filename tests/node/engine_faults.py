@@ -1,7 +1,7 @@
-"""Faults of a node's engine on demand: a vLLM plugin that a test puts beside the daemon.
+"""Faults of a node's engine on demand: a vLLM plugin that a test adds to the daemon.
 
 vLLM loads general plugins in the engine's process; this one makes the executor raise, the start
-fail, or the process die, once the test has made a file that says so. Not for the daemon's faults.
+fail, or the process die, once the test has made the file for it. Not for the daemon's faults.
 """
 
 from __future__ import annotations

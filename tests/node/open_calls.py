@@ -22,7 +22,7 @@ TOKENS = 250
 WHOLE = "whole"
 ERROR = "error"
 GONE = "gone"
-"""A response in the background that nobody can be asked for any more."""
+"""A response in the background that can no longer be asked for."""
 ENVIRONMENT = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 _FORMS = {
     "chat": "/v1/chat/completions",
@@ -44,7 +44,7 @@ class Seen:
 
 
 class OpenCalls:
-    """All kinds, each in a thread of its own; ``outcomes`` waits for their ends."""
+    """All kinds, each in its own thread; ``outcomes`` waits for their ends."""
 
     def __init__(self, node: ServeProcess) -> None:
         self._node = node
@@ -85,7 +85,7 @@ def _body(form: str, **options: Any) -> dict[str, Any]:
         return {**body, "prompt": text, "max_tokens": TOKENS, "ignore_eos": True}
     if form == "responses":
         return {**body, "input": text, "max_output_tokens": TOKENS, "ignore_eos": True}
-    # This API knows no ``ignore_eos``; the model goes on long enough after this text.
+    # This API knows no ``ignore_eos``; the model continues long enough after this text.
     text = "Say 2 of the ledger. " * 8 if form == "messages" else text
     messages = [{"role": "user", "content": text}]
     body |= {"messages": messages, "max_tokens": TOKENS}

@@ -1,4 +1,4 @@
-"""`hisparsed serve` in a process of its own, as an operator starts it: documents, life, end.
+"""`hisparsed serve` in a separate process, as an operator starts it: documents, run, end.
 
 For tests that need the real daemon. Knows nothing of how the daemon works inside. Also a service
 manager's end of the notify protocol: a datagram socket and what came in on it.
@@ -28,7 +28,7 @@ from hisparsed.demo.node import free_port
 
 
 class NotifySocket:
-    """Collects messages as they come; the kernel keeps only a few that nobody reads."""
+    """Collects messages as they come; the kernel keeps only a few unread ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,7 +107,7 @@ def hisparsed(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedP
 
 
 def policy_document(**changes: Any) -> dict[str, Any]:
-    """A policy with quick ticks under which nothing moves by itself."""
+    """A policy with quick ticks under which nothing moves unasked."""
     return {
         "version": 1,
         "tick": "100ms",
@@ -235,7 +235,7 @@ class ServeProcess:
     def _is_ready(self, control: httpx.Client) -> bool:
         assert self.process.poll() is None, f"the node ended while starting:\n{self.log_end()}"
         try:
-            # Asked first, because httpx leaves its socket open where nobody listens.
+            # Asked first, because httpx leaves its socket open where no process listens.
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.connect(str(self.files.socket))
             return control.get("/readyz").status_code == 200
@@ -288,7 +288,7 @@ class ServeProcess:
             raise AssertionError(f"the daemon did not end:\n{self.log_end()}") from None
 
     def session_members(self) -> list[psutil.Process]:
-        """What still runs of the session that the daemon began."""
+        """Processes that still run of the session that the daemon began."""
         return [
             one for one in psutil.process_iter() if _session_of(one.pid) == self.pid and _runs(one)
         ]

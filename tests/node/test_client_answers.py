@@ -1,4 +1,4 @@
-"""What clients get from a whole node in a container, through their own library, beyond tokens.
+"""The answers of a whole node in a container to client libraries, beyond tokens.
 
 Formats, tools, log probabilities; and the words for what is longer than the policy lets calls be.
 In a container a user has no name, paths are long, and Kubernetes sets variables.
@@ -50,12 +50,13 @@ def nobody(_):
 
 pwd.getpwuid = nobody
 """
-"""What Python runs first in a process that has it on its path."""
+"""The module that Python runs first in a process that has it on its path."""
 
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a container of no user's, in a pod beside a service called vllm."""
+    """The environment of a container whose user has no name, in a pod next to a service called
+    vllm."""
     folder = tmp_path_factory.mktemp("container")
     (folder / "sitecustomize.py").write_text(WITHOUT_NAMES, encoding="utf-8")
     temporary = folder / ("t" * 130)

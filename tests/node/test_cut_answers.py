@@ -1,4 +1,4 @@
-"""What every kind of client is left with when a node or its engine ends under its call.
+"""The answer for every kind of client when a node or its engine ends during its call.
 
 Within the drain a call ends whole; else in the error form of its API. Never does an answer that was
 cut off look finished.

@@ -313,7 +313,7 @@ def test_an_executor_that_raises_is_replaced(daemon: ServeProcess, faults: Fault
 def test_one_that_is_killed_by_the_first_question_did_not_start(
     daemon: ServeProcess, faults: Faults
 ) -> None:
-    """vLLM's own calls wait for ever for the answer of an engine that was up and has died."""
+    """vLLM's own calls wait forever for the answer of an engine that was up and has died."""
     node, before = daemon, life(daemon)
     faults.begin(NO_ANSWER)
     node.engine().send_signal(signal.SIGKILL)

@@ -1,7 +1,7 @@
 """A whole node from outside: who gets in, what it serves, what it logs, what it never does.
 
-One daemon with a key, a collector for traces, debug logs, a chat template and parsers of its own,
-and vLLM's switches for developers on. The last test ends it.
+One daemon with a key, a collector for traces, debug logs, its own chat template and parsers, and
+vLLM's switches for developers on. The last test ends it.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def test_transfer_parameters_that_are_no_object_are_the_clients_mistake(
 
 
 def test_every_line_of_every_process_is_json_of_one_form(edge: ServeProcess) -> None:
-    # What an engine's process says before vLLM has set its logging up, it says as Python would.
+    # Lines of an engine's process before vLLM has set up its logging have Python's format.
     early = "Triton is installed, but doesn't include CPU backend. Disabling Triton."
     lines = [json.loads(line) for line in edge.log().splitlines() if line != early]
     assert all({"timestamp", "level", "logger", "process", "event"} <= one.keys() for one in lines)

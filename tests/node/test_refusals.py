@@ -1,4 +1,4 @@
-"""What a node and a replay refuse: exit code 2, one clear message, and nothing left behind."""
+"""Refusals of a node and of a replay: exit code 2, one clear message, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hisparsed.demo.node import free_port
 
 
 def long(*values: Any) -> Any:
-    """Each of these is a process; what it refuses has quick tests in the folders of its own."""
+    """Each of these is a process; the refusals have quick tests in other folders."""
     return pytest.param(*values, marks=pytest.mark.long)
 
 

@@ -1,4 +1,4 @@
-"""The folder of one life of the daemon: used by everything, left by nobody."""
+"""The folder of one run of the daemon: all parts use it, and none leaves files."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Clock:
 
 
 class Listener:
-    """systemd's socket; nobody reads while messages are sent, so a few must fit."""
+    """systemd's socket; nothing is read while messages are sent, so a few must fit."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -1,4 +1,4 @@
-"""How a node ends that is told to while it starts, or killed at random points of moves.
+"""How a node ends that is stopped while it starts, or killed at random points of moves.
 
 On the reference node the executor runs in the engine-core process, so killing one kills both.
 ``HISPARSED_KILL_ROUNDS=10`` makes a long test of it; the seed is fixed.
@@ -58,7 +58,7 @@ ROUNDS = int(os.environ.get("HISPARSED_KILL_ROUNDS", "1"))
 
 PROMPTS = ["The ledger lends blocks. " * 12, "A hit is the minimum of both pools. " * 9]
 CACHES = {"torchinductor_root", f"torchinductor_{os.environ.get('USER', 'root')}"}
-"""What torch keeps on purpose, for the next process."""
+"""Files that torch keeps on purpose, for the next process."""
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ class Mover:
 
 
 def stream_and_move(node: ServeProcess, mover: Mover, events_until_kill: int) -> list[str]:
-    """What came of a stream in which memory moved and the node stopped answering."""
+    """The result of a stream in which memory moved and the node stopped answering."""
     received: list[str] = []
     with stream(node.http, COMPLETIONS, call(PROMPTS[0], 1500)) as events:
         for event in events:
@@ -104,7 +104,7 @@ def stream_and_move(node: ServeProcess, mover: Mover, events_until_kill: int) ->
 
 
 def kill(node: ServeProcess, victim: str) -> None:
-    """SIGKILL, and what must come of it: all of the node ends by itself."""
+    """SIGKILL, after which all processes of the node must end without help."""
     mapped = shared_memory_of(node.session_members())
     if victim == "engine":
         kill_the_engine_under_a_stream(node)

@@ -1,4 +1,4 @@
-"""Each check of the doctor at its edge: what is well, what is not, and how bad it is."""
+"""Each check of the doctor at its edge: what is correct, what is not, and how severe it is."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ FAULTS = load_known_faults()
 
 
 def told(question: Any, check: str) -> list[str]:
-    """Ids of the known faults that a check tells of."""
+    """Ids of the known faults that a check reports."""
     whats = [one.what for one in examine(question) if one.check == check]
     table = (*FAULTS.vllm, *FAULTS.kernel, *FAULTS.driver)
     return [fault.id for fault in table if any(fault.title in what for what in whats)]

@@ -1,4 +1,4 @@
-"""Leaked memory files: told from live ones by the kernel, and only dead ones are removed."""
+"""Leaked memory files: the kernel distinguishes them from live ones, and only they are removed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_mapping_in_another_process_keeps_a_file_alive(leak: Path) -> None:
 
 
 def test_who_opens_a_file_while_it_is_looked_at_ends_nobody(leak: Path) -> None:
-    """The kernel tells the holder of a lease by a signal; here in a thread, as of a daemon."""
+    """The kernel signals the holder of a lease; here in a thread, as of a daemon."""
     code = (
         "import os, sys, threading\n"
         "from hisparsed.node.engine.shared_memory import _only_holder, _opened\n"

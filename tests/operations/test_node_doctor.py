@@ -26,7 +26,7 @@ def bad(doctor: NodeDoctor) -> dict[str, DoctorFinding]:
 
 
 def later(**changes: Any) -> Any:
-    """What another look reads: ten minutes on, and ``changes``."""
+    """The values of a later look: ten minutes on, with ``changes``."""
     return lambda before, _config: replace(before, unix_s=before.unix_s + 600, **changes)
 
 

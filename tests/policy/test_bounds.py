@@ -95,7 +95,7 @@ def test_what_just_fits_is_no_problem(
 
 
 def test_the_multiplier_may_go_down_to_top_k_where_scratch_takes_the_rest(kit) -> None:
-    """Four rows a step: 1x top-k is a quarter of what they may select."""
+    """Four rows per step: 1x top-k is a quarter of what they may select."""
     four = dataclasses.replace(kit.geometry, decode_query_len=4, max_lease_blocks=640)
     scratch = dataclasses.replace(four, min_lease_rows=four.topk)
     assert hot_bounds(policy(), four).min_blocks == 128

@@ -1,4 +1,4 @@
-"""What has the last word over every lever: modes, freezes, stale reports, restarts."""
+"""What overrules every lever: modes, freezes, stale reports, restarts."""
 
 from __future__ import annotations
 

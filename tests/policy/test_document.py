@@ -1,4 +1,4 @@
-"""Documents: what is accepted, and for each kind of mistake the line, key, value and hint."""
+"""Documents: what is accepted, and for each kind of error the line, key, value and hint."""
 
 import hashlib
 from pathlib import Path

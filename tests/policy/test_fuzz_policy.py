@@ -1,4 +1,4 @@
-"""Structure-aware damage to policies: the answer is a valid policy, or the line of the mistake."""
+"""Structure-aware damage to policies: the answer is a valid policy, or the line of the error."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ schedules:
       admission.max_waiting_sessions: 8
 """
 
-# Of these no key of the policy can be made, whatever its type, so the line is known.
+# No key of the policy can be made from these, whatever its type, so the line is known.
 NEVER = (
     '"}{"', "!x 1", "[1, 2", "{a: 1", "- 1", "&a *a", "[[1]]", "'open", "*nowhere", "\x07",
     "{b: {c: d}}", "9z9", "-5", ".inf", ".nan", "1e999", "9" * 50, "!!set {a}",

@@ -1,4 +1,4 @@
-"""What looks like a shortage of KV memory and is not: each told from the others by its code."""
+"""States that look like a shortage of KV memory and are not: each has its own code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def waiting(kit, free_share: float, **changes: Any):
 
 
 def ticks(kit, snapshot, seconds: int, tokens_a_step: int = 0, steps: int = 10):
-    """The same node every second; counters of progress rise, or stand still at 0."""
+    """The same node every second; counters of progress rise, or stay at 0."""
     return [
         dataclasses.replace(one, progress=Progress(steps * index, tokens_a_step * steps * index))
         for index, one in enumerate(kit.held_for(snapshot, seconds, tokens__prompt_total=10))
@@ -49,7 +49,7 @@ def multiplier(made: Policy, snapshots: list[Any], kit: Any):
 def test_waiting_at_three_percent_use_is_no_kv_pressure(
     kit, free_share: float, reason: Reason
 ) -> None:
-    """Out of memory elsewhere, or a stuck connector: giving KV memory away helps nobody."""
+    """Out of memory elsewhere, or a stuck connector: giving KV memory away does not help."""
     snapshot = waiting(kit, free_share, requests__none=0, requests__full=4)
     decision = multiplier(policy(), ticks(kit, snapshot, 10, 100), kit)
     assert decision.reason is reason

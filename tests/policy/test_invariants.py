@@ -1,4 +1,4 @@
-"""What no sequence of snapshots may break: floors, ceilings, off, and determinism."""
+"""Invariants over every sequence of snapshots: floors, ceilings, off, and determinism."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def policies(draw: st.DrawFn) -> Policy:
 
 @st.composite
 def growth(draw: st.DrawFn) -> dict[str, int]:
-    """By how much counters rise from one tick to the next; rarely, an engine begins anew."""
+    """By how much counters rise from one tick to the next; rarely, a new engine starts."""
     if draw(st.integers(0, 19)) == 0:
         return {}
     return {
@@ -98,7 +98,7 @@ def hot_requests(draw: st.DrawFn) -> tuple[RequestHot, ...]:
 
 @st.composite
 def disturbances(draw: st.DrawFn) -> dict[str, Any]:
-    """What may differ from one tick to the next; deliberately not consistent."""
+    """The values that may differ from one tick to the next; deliberately not consistent."""
     return {
         "report_age_s": draw(st.sampled_from([0.0, 0.0, 0.0, 9.0])),
         "hisparse__in_use_blocks": draw(st.integers(0, 10_000)),
@@ -149,7 +149,7 @@ def run(
 
 
 def risen(snapshot: Snapshot, grown: dict[str, int]) -> dict[str, Any]:
-    """Counters after they rose; without growth they all begin anew."""
+    """Counters after they rose; without growth they all start from zero."""
     if not grown:
         return {
             "hot__loads_total": 0,

@@ -129,7 +129,7 @@ def test_nothing_missed_nothing_to_gain(kit) -> None:
 
 @pytest.mark.parametrize(("running", "reason"), [(19, GROW), (20, Reason.LIMITED_BY_IN_USE)])
 def test_growth_leaves_the_middle_of_the_band_free(kit, running: int, reason: Reason) -> None:
-    # 16 blocks x 8 groups a request; 27.75 % free of 20,000 less 15 % leaves 2,550 to take.
+    # 16 blocks x 8 groups per request; 27.75 % free of 20,000 less 15 % leaves 2,550 to take.
     snapshot = snapshot_with(kit, 0.2775, requests__running=running, requests__none=running)
     assert last(kit, policy(), snapshot, 60).reason is reason
 

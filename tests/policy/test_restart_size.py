@@ -35,7 +35,7 @@ def fixed(kit: Any, **changes: Any) -> Any:
 def last(
     kit: Any, made: Policy, snapshot: Any, *, bytes_per_s: float | None, seconds: int = SAMPLES_S
 ) -> LeverDecision:
-    """After so many seconds; vLLM's counters move once in 50 s."""
+    """After ``seconds``; vLLM's counters move once in 50 s."""
     memory = Memory()
     for one in range(seconds + 1):
         rows = None

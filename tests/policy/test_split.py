@@ -353,7 +353,7 @@ def run_marginal(
     seconds: int = 60,
     **changes: Any,
 ):
-    """The split after a minute in which ghost totals rose evenly by these tokens a minute."""
+    """The split after a minute in which ghost totals rose evenly by these tokens per minute."""
     defaults = {
         "requests__running": 4,
         "hisparse__free_blocks": 0,

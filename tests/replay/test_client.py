@@ -26,7 +26,7 @@ def token(*ids: int) -> str:
 
 
 class TimedStream(httpx.AsyncByteStream):
-    """Sends each piece so many seconds after the one before; an exception as a piece is raised."""
+    """Sends each piece its seconds after the one before; an exception as a piece is raised."""
 
     def __init__(self, clock: Clock, pieces: list[tuple[float, str | Exception]]) -> None:
         self._clock = clock

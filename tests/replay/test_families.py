@@ -33,7 +33,8 @@ def turn(number: int, blocks: list[int], start_s: float = 0.0, answer: int = 100
 
 
 def chats(sizes: list[int], seed: int = 0, system: int = 1) -> list[Session]:
-    """Conversations of so many turns each, mixed in time, all after ``system`` common blocks."""
+    """Conversations of the given numbers of turns, mixed in time, all after ``system`` common
+    blocks."""
     draw, timed, fresh = Random(seed), [], 1_000
     for turns in sizes:
         blocks, at_s = list(range(system)), draw.random() * 3000
@@ -130,7 +131,7 @@ def test_a_part_has_its_share_of_tokens_and_of_what_was_seen_although_families_d
 
 
 def test_parts_by_session_lose_what_conversations_share() -> None:
-    """What families are for."""
+    """The purpose of families."""
     sessions = chats([4] * 1000)
     drawn = [one for one in sessions if Random(one.id).random() < 1 / 8]
     assert seen(drawn) < seen(sessions) - 0.1

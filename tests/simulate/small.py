@@ -33,7 +33,7 @@ def small_node(**changes: object) -> NodeDescription:
 
 
 def agents(sessions: int, calls: int, first: int = 1500, more: int = 200) -> Trace:
-    """Sessions whose prompts grow by ``more`` tokens a call; answers are 100 tokens of that."""
+    """Sessions whose prompts grow by ``more`` tokens per call; answers are 100 tokens of that."""
     made = []
     for number in range(sessions):
         base = number << 40
@@ -51,7 +51,7 @@ def agents(sessions: int, calls: int, first: int = 1500, more: int = 200) -> Tra
 
 
 def chat(requests: int, every_s: float, tokens: int = 800) -> Trace:
-    """Requests of their own that start when the trace says."""
+    """Separate requests that start when the trace says."""
     made = [
         Session(f"r{number}", (_call(number << 40, tokens, 0.0),), number * every_s)
         for number in range(requests)

@@ -1,4 +1,4 @@
-"""`hisparsed simulate`: policies as written, figures as printed, files as promised."""
+"""`hisparsed simulate`: policies as written, figures as printed, files as documented."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_narrow_terminal_gets_every_column_below_each_other() -> None:
     one = result(measured(call(20, 21, 22)))
     other = one.model_copy(update={"name": "policy," + "hot.max=2," * 10})
     lines = results_text([one, other], 60).splitlines()
-    # Names stand on lines of their own; the terminal wraps what is longer than itself.
+    # Names have their own lines; the terminal wraps longer text.
     assert lines[:2] == [f"  1  {one.name}", f"  2  {other.name}"]
     assert max(map(len, lines[2:])) <= 60
     heads = " ".join(line for line in lines[2:] if "#" in line)

@@ -1,4 +1,4 @@
-"""What counts of a run: what happened from the end of the warm-up on."""
+"""Only events after the warm-up count in a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hisparsed.simulate.run import Driver
 
 
 class BusyNode:
-    """Takes steps of one second for ever, each preempts one request."""
+    """Takes steps of one second forever; each preempts one request."""
 
     hisparse = False
 

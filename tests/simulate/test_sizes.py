@@ -1,4 +1,5 @@
-"""What does not fit a scaled node is told with the least that does, and that much starts."""
+"""Sizes that do not fit a scaled node are refused with the least that fits, and with that much it
+starts."""
 
 from __future__ import annotations
 

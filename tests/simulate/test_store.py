@@ -136,7 +136,7 @@ def test_arc_serves_every_call_on_lent_blocks(tmp_path: Path, name: str) -> None
 @pytest.mark.long
 @pytest.mark.engine
 def test_hot_buffers_can_be_held_below_what_a_step_may_select(tmp_path: Path) -> None:
-    """Four rows a step select up to 4x top-k; scratch takes what does not fit 2x."""
+    """Four rows per step select up to 4x top-k; scratch takes what does not fit 2x."""
     measures = run(tmp_path, "policy,hot.min=2,hot.start=2,hot.max=2")
     assert {one.multiplier for one in measures.samples} == {2.0}
     assert len(finished_calls(measures)) > 20

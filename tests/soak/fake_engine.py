@@ -1,4 +1,5 @@
-"""An engine without a model: tokens count up from the prompt's length, a token a step and call."""
+"""An engine without a model: tokens count up from the prompt's length, one token per step and
+call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon's soak: values an operator may set, and counts from the client and the journal."""
+"""The daemon's soak: values an operator may set, and the counts of the client and the journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a soak does and what it counts as wrong, on an engine without a model."""
+"""The actions of a soak and the faults that it counts, on an engine without a model."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def model() -> NodeModel:
 
 @pytest.fixture
 def make_app() -> Callable[..., TopApp]:
-    """An application on recorded nodes; its clock stands at the time of the recording."""
+    """An application on recorded nodes; its clock shows the time of the recording."""
 
     def make(*labels: str, **options: object) -> TopApp:
         sessions = []

@@ -84,7 +84,7 @@ class FakeNode:
         """End every stream and remove the socket."""
         if self._server is None or self._serving is None:
             return
-        # First the file, so that nobody comes back while the streams end.
+        # First the file, so that no client reconnects while the streams end.
         self.path.unlink(missing_ok=True)
         for queue in self._queues:
             queue.put_nowait(None)

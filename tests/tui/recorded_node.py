@@ -1,4 +1,5 @@
-"""What a reference node under load answered once, a feed that repeats it, and what a test sees.
+"""The recorded answers of a reference node under load, a feed that repeats them, and what a test
+sees.
 
 ``node_screen``, ``page``, ``table``, ``feed`` and ``text`` look at an application that runs.
 """
@@ -69,7 +70,7 @@ def recorded_updates() -> list[Update]:
 
 
 class RecordedFeed:
-    """Says nothing by itself; notes what it is asked for. ``say`` is the test's."""
+    """Sends nothing unasked; notes what it is asked for. ``say`` is the test's."""
 
     def __init__(self, tell: Callable[[Update], None]) -> None:
         self.say = tell

@@ -329,7 +329,7 @@ async def test_two_sizes_at_once_are_not_laid_out_in_turn_for_ever(
 
         def counting(self: NodeScreen, size: Size) -> None:
             laid_out.append(size)
-            assert len(laid_out) < 20, laid_out  # or it would go on for ever
+            assert len(laid_out) < 20, laid_out  # or it would continue forever
             before(self, size)
 
         monkeypatch.setattr(kind, "_screen_resized", counting)

@@ -20,7 +20,7 @@ from hisparsed.tui.updates import Update
 
 
 class Heard:
-    """What a feed told; ``until`` waits for it without a clock."""
+    """The updates of a feed; ``until`` waits for them without a clock."""
 
     def __init__(self) -> None:
         self.updates: list[Update] = []

@@ -1,4 +1,4 @@
-"""The engine's life and the GPUs, on the header, the overview, the health page and the fleet."""
+"""The engine's state and the GPUs, on the header, the overview, the health page and the fleet."""
 
 from __future__ import annotations
 

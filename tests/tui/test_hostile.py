@@ -1,4 +1,4 @@
-"""What a node says is only words: whatever it says, the view stands and shows it as text."""
+"""A node's words are only text: whatever it sends, the view keeps working and shows it as text."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def close_journals() -> Iterator[None]:
 
 
 class Playing:
-    """A player on a model, without a clock of its own."""
+    """A player on a model, without a clock."""
 
     def __init__(self, path: Path) -> None:
         self.reader = open_journal(path)

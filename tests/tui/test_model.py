@@ -1,4 +1,4 @@
-"""What a node's model keeps, in which order, and what it makes of the node."""
+"""The data that a node's model keeps, in which order, and its judgement of the node."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from hisparsed.tui.views.drawing import ASCII, ViewContext
 
 
 async def top(*arguments: str) -> tuple[int, str, str]:
-    """Run the command to its end beside the node of this process."""
+    """Run the command to its end next to the node of this process."""
     environment = {name: value for name, value in os.environ.items() if name != "HISPARSED_SOCKET"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "hisparsed", "top", *arguments,

@@ -118,7 +118,7 @@ async def test_new_log_lines_are_followed_only_at_the_end(make_app: Make) -> Non
 
 
 def without(*names: str) -> dict[str, Any]:
-    """What a node of an earlier version tells."""
+    """The answers of a node of an earlier version."""
     return {name: value for name, value in recorded("status").items() if name not in names}
 
 

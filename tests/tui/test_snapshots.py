@@ -2,7 +2,7 @@
 
 Dialogs, a recorded journal, and a node that was never reached, at the three sizes too.
 
-``HISPARSED_UPDATE_SNAPSHOTS=1`` writes them anew; look at what changed before you keep them.
+``HISPARSED_UPDATE_SNAPSHOTS=1`` writes them again; look at the changes before you keep them.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ async def test_the_fleet_in_every_theme(
         compare(f"fleet-{size[0]}x{size[1]}", await pictures(pilot), tmp_path)
 
 
-# What a key opens on a page.
+# The keys that open each dialog: first the page's.
 DIALOGS = {
     "decision": ("2", "j", "j", "j", "j", "enter"),
     "request": ("3", "enter"),

@@ -1,4 +1,4 @@
-"""What pages say about a node: targets, pressure, predictions, origins of values."""
+"""The statements of pages about a node: targets, pressure, predictions, origins of values."""
 
 from __future__ import annotations
 

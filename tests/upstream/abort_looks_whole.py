@@ -1,8 +1,8 @@
 """An answer that the engine cut off is sent as one that ended.
 
-An engine core that is told to stop aborts its calls (``FINISHED_ABORTED``). The API's servers make
-an error of the finish reason ``error`` alone (``_raise_if_error``), so ``abort`` goes out with
-status 200, and a stream ends with ``[DONE]``.
+An engine core that is stopped aborts its calls (``FINISHED_ABORTED``). The API's servers make an
+error of the finish reason ``error`` alone (``_raise_if_error``), so ``abort`` goes out with status
+200, and a stream ends with ``[DONE]``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A program that embeds ``AsyncLLM`` on CUDA forks its engine core, which shares its signals.
 
-``vllm serve`` sets ``VLLM_WORKER_MULTIPROC_METHOD=spawn`` for itself, and so do the CPU and XPU
-platforms; a program that embeds vLLM on CUDA gets the default, fork. The child then writes every
-signal that it receives into the parent's asyncio wake-up socket, so a SIGTERM for the engine core
-stops the program. ``load_general_plugins`` has loaded them in the parent and does nothing in the
-child. What stands for the engine core here is a process that vLLM's own ``get_mp_context`` starts.
+``vllm serve`` sets ``VLLM_WORKER_MULTIPROC_METHOD=spawn`` in its own process, and so do the CPU and
+XPU platforms; a program that embeds vLLM on CUDA gets the default, fork. The child then writes
+every signal that it receives into the parent's asyncio wake-up socket, so a SIGTERM for the engine
+core stops the program. ``load_general_plugins`` has loaded them in the parent and does nothing in
+the child. A process that vLLM's own ``get_mp_context`` starts plays the engine core here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def load_marked_plugin(loaded: Any) -> None:
 
 
 def engine_core(loaded: Any, ready: Any) -> None:
-    """Takes SIGTERM as vLLM's engine core does: with a handler of its own."""
+    """Takes SIGTERM as vLLM's engine core does: with its own handler."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     load_marked_plugin(loaded)
     ready.set()

@@ -1,9 +1,9 @@
 """Two calls whose prefixes were loaded block each other; nothing runs any more.
 
-Blocks are given to a load when it begins, if it fits beside what the loads before it are expected
-to need. With HiSparse that is counted too small: pages that are only on the host count against the
-admission cap. The first call then cannot go on, the second is behind it, and vLLM preempts running
-calls only.
+Blocks are given to a load when it begins, if it fits in addition to what the loads before it are
+expected to need. With HiSparse that is counted too small: pages that are only on the host count
+against the admission cap. The first call then cannot continue, the second is behind it, and vLLM
+preempts running calls only.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def replicas(groups: list[Any]) -> int | None:
 
 
 def offloading_config(core: Any) -> Any:
-    """What vLLM makes of this node for eight ranks of its ``mp`` executor."""
+    """The configuration that vLLM makes of this node for eight ranks of its ``mp`` executor."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
         build_offloading_config,
     )

@@ -1,9 +1,9 @@
 """Publishers of KV events cannot be bound to one address: all of them, or none.
 
 ``ZmqEventPublisher`` binds an endpoint that has ``*`` or ``::`` in it and connects to any other, so
-``tcp://127.0.0.1:5557`` listens nowhere. What is left over TCP is every address of the machine,
-also by default (``KVEventsConfig.endpoint``). Events name the token ids of prompts, and nobody is
-asked for a key.
+``tcp://127.0.0.1:5557`` listens nowhere. Over TCP only every address of the machine is possible,
+also by default (``KVEventsConfig.endpoint``). Events name the token ids of prompts, and no key is
+asked for.
 """
 
 from __future__ import annotations

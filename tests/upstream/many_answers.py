@@ -1,8 +1,8 @@
 """One call may ask for 16,384 answers, and holds the event loop while they are made.
 
-``VLLM_MAX_N_SEQUENCES`` is 16,384 by default. ``AsyncLLM.add_request`` copies the request so many
-times and registers each copy, without giving way to other calls; the engine core then has so many
-requests in its queue before anybody else's next one.
+``VLLM_MAX_N_SEQUENCES`` is 16,384 by default. ``AsyncLLM.add_request`` copies the request that many
+times and registers each copy, without giving way to other calls; the engine core then has that many
+requests in its queue before any other client's next one.
 """
 
 from __future__ import annotations

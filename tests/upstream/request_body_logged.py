@@ -16,7 +16,7 @@ LONG = "my account number is 0815" + " and so on" * 500
 
 
 def refused() -> Any:
-    """What FastAPI raises for a chat call with a wrong type in its prompt."""
+    """The error that FastAPI raises for a chat call with a wrong type in its prompt."""
     from fastapi.exceptions import RequestValidationError
     from pydantic import TypeAdapter, ValidationError
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest

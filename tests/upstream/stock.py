@@ -1,10 +1,10 @@
 """vLLM's own engine core with HiSparse and CPU offloading, without a GPU and without hisparsed.
 
 ``EngineCore`` builds scheduler, cache managers, coordinator and connectors; all of them are vLLM's.
-``NoWorkers`` stands where its GPU workers would be: it describes the layers of a small sparse-MLA
-model and computes nothing. ``Workers`` takes each step's output, ends transfers when the caller
-says so, and samples a made-up token. HiSparse is put into the configuration after vLLM has checked
-it, because vLLM accepts HiSparse on CUDA only.
+``NoWorkers`` replaces its GPU workers: it describes the layers of a small sparse-MLA model and
+computes nothing. ``Workers`` takes each step's output, ends transfers when the caller asks for it,
+and samples a made-up token. HiSparse is put into the configuration after vLLM has checked it,
+because vLLM accepts HiSparse on CUDA only.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ class Workers:
         return output
 
     def run(self, steps: int = 500) -> bool:
-        """Whether nothing was left to do after at most so many steps."""
+        """Whether nothing was left to do after at most this many steps."""
         for _ in range(steps):
             if not self.scheduler.has_requests():
                 return True
@@ -292,7 +292,7 @@ class Workers:
         return not self.scheduler.has_requests()
 
     def forget_gpu_prefixes(self) -> None:
-        """What other calls would have evicted from the GPU in the meantime."""
+        """The blocks that other calls would have evicted from the GPU in the meantime."""
         assert self.gpu_pool.reset_prefix_cache()
 
     def _transfers(self, output: Any) -> Any:

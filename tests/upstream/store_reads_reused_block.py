@@ -1,6 +1,6 @@
 """A store of a finished call reads a GPU block that a later call is about to write.
 
-``OffloadingConnectorScheduler`` flushes a finished call's stores once a block of theirs is handed
+``OffloadingConnectorScheduler`` flushes a finished call's stores once one of their blocks is handed
 out again, but it looks at the cache groups that it offloads. With HiSparse that is the indexer's
 group alone; resident and hot groups take blocks from the same GPU pool. The chunk then holds rows
 of another call, and every later hit on it is wrong.

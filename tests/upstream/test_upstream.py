@@ -1,6 +1,6 @@
 """Whether vLLM's faults of docs/upstream.md still show, so that our workarounds can go when not.
 
-One process a version runs every reproduction. ``known.py`` says what to expect of it.
+One process per version runs every reproduction. ``known.py`` says what to expect of it.
 """
 
 from __future__ import annotations

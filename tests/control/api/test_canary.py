@@ -26,7 +26,7 @@ NOT_READY = "canary: {on_mismatch: freeze-and-not-ready, enabled: false}\n"
 
 
 class Parrot:
-    """A canary's engine that says the same, until it is told another word."""
+    """A canary's engine that gives one answer until the test sets another."""
 
     def __init__(self) -> None:
         self.word = 1

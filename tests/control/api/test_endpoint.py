@@ -1,4 +1,4 @@
-"""The control API against its own OpenAPI document, with requests that nobody thought of.
+"""The control API against its own OpenAPI document, with generated requests.
 
 schemathesis makes them: valid ones, and ones that the document forbids. Each answer must be of a
 status and a shape that the document has, and never a 500.
@@ -36,7 +36,7 @@ from hisparsed.node.node import build_node, control_api
 from hisparsed.node.service import ServiceManager
 
 STREAM = "/v1/events"
-"""Never ends; its content type is tested beside the stream itself."""
+"""Never ends; its content type is tested with the stream itself."""
 
 ROW = RequestRow(
     request_id="cmpl-1",
@@ -137,7 +137,7 @@ def api(node: Any, tmp_path: Path) -> ControlApi:
 
 @dataclass
 class Findings:
-    """What a run of schemathesis over an API found."""
+    """The findings of a schemathesis run over an API."""
 
     answered: int = 0
     operations: set[str] = field(default_factory=set)
@@ -151,9 +151,10 @@ def examine(app: Any, *, examples: int) -> Findings:
             "seed": 7,
             "generation": {"max-examples": examples, "deterministic": True, "database": "none"},
             "phases": {"stateful": {"enabled": False}},
-            # What only the daemon can judge, such as a policy that does not fit this node, is 422.
+            # An error that only the daemon can find, such as a policy that does not fit this node,
+            # is 422.
             "checks": {
-                # 503 is an answer of its own: a report that grows old makes the node not ready.
+                # 503 is a valid answer: an old report makes the node not ready.
                 "not_a_server_error": {"expected-statuses": ["2xx", "3xx", "4xx", "503"]},
                 "positive_data_acceptance": {
                     "expected-statuses": ["2xx", "404", "409", "422", "503"]

@@ -1,4 +1,4 @@
-"""What counts as standing still, over the control loop: readiness, and telling it from busy."""
+"""A stall as the control loop sees it: readiness, and the difference from a busy node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each difference between versions of vLLM is told from the objects themselves, both ways."""
+"""Each difference between versions of vLLM is detected from the objects themselves, both ways."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The published node without its GPUs: GLM-5.3's shapes, and vLLM told of eight H200.
+"""The published node without its GPUs: GLM-5.3's shapes, and a vLLM that sees eight H200.
 
 ``GLM_CONFIG`` is a ``config.json`` as far as anything here reads it. ``believe_in_gpus`` goes as
-far as vLLM's configuration and engine core do. It is for a process of its own: what vLLM imports
-meanwhile remembers the platform. Only tests use it; the product leaves vLLM's platform alone.
+far as vLLM's configuration and engine core do. Use it in a separate process: modules that vLLM
+imports then remember the platform. Only tests use it; the product leaves vLLM's platform alone.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def believe_in_gpus(architectures: Sequence[str]) -> None:
     from vllm import platforms
     from vllm.model_executor.models import registry
 
-    # vLLM looks at models in processes of their own, to keep CUDA out of this one.
+    # vLLM inspects models in separate processes, to keep CUDA out of this one.
     registry._run_in_subprocess = lambda look: look()
     for architecture in architectures:
         model = registry.ModelRegistry.models[architecture]

@@ -1,9 +1,8 @@
 """A worker's hot buffers in miniature: vLLM's own runtimes and handles over small tensors.
 
 On the CPU streams and events are stand-ins; ``without_cuda`` and ``two_hot_groups`` put them in
-place. Block tables behave as those of vLLM's model runner: rows of a batch are gathered up to
-their length, what lies behind stays from before. Every row of KV has bytes of its own, so a
-wrong row shows.
+place. Block tables behave as those of vLLM's model runner: rows of a batch are gathered up to their
+length, later cells keep old values. Every row of KV has different bytes, so a wrong row shows.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Held:
     tokens: int
     host: list[int]
     resident: list[list[int]]
-    """By hot group, one block a page, 0 where it is on the host only."""
+    """By hot group, one block per page, 0 where it is on the host only."""
     hot: list[list[int]]
 
 
@@ -223,7 +222,7 @@ class HotWorker:
             table.extend(self.free.pop() for _ in range(blocks))
 
     def step_batch(self, *, ended: tuple[str, ...] = ()) -> list[str]:
-        """Gather the tables of a batch in random order, and tell the node of it."""
+        """Gather the tables of a batch in random order, and give them to the node."""
         names = self.rng.sample(sorted(self.requests), len(self.requests))
         self.states.fill_(-1)
         for at, name in enumerate(names):
@@ -275,7 +274,7 @@ class HotWorker:
     def forward(
         self, names: list[str], chosen: torch.Tensor, request_ids: torch.Tensor
     ) -> dict[str, Read]:
-        """What each layer's attention gets, and reads before the next layer begins."""
+        """The rows that each layer's attention gets, and reads before the next layer begins."""
         real = torch.full((1,), len(names) * self.query_len, device=self.device)
         found = {}
         for layer, handle in self.handles.items():
@@ -396,7 +395,7 @@ class HotWorker:
     def _shrink_at_random(self, name: str) -> int:
         if name not in self.requests or name not in self.known or self.rng.random() > 0.2:
             return 0
-        # What was leased since the last step is not in the worker's tables yet.
+        # Blocks leased since the last step are not in the worker's tables yet.
         held = int(self.num_blocks[0, self.requests[name].row])
         if held <= self.least_blocks or held < len(self.requests[name].hot[0]):
             return 0

@@ -1,6 +1,6 @@
 """The miniature worker with the Triton kernels, interpreted on CPU tensors.
 
-Not collected by name: test_residency.py runs this in a process of its own.
+Not collected by name: test_residency.py runs this in a separate process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hisparsed.kernels import api, triton_backend
 def test_every_row_that_attention_reads_is_right_while_leases_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two rows a request, scratch for what does not fit; a seed of eventful steps."""
+    """Two rows per request, scratch for what does not fit; a seed of eventful steps."""
     assert triton_backend.INTERPRETED
     without_cuda(monkeypatch)
     two_hot_groups(monkeypatch)

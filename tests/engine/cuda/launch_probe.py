@@ -1,4 +1,4 @@
-# ruff: noqa: E402 (vLLM must be told of GPUs before anything else of it is imported)
+# ruff: noqa: E402 (vLLM must see GPUs before anything else of it is imported)
 """How far a CUDA launch gets without a GPU: from a profile to an engine core that serves.
 
 A program: `launch_probe.py PROFILE FOLDER`. Prints one line of JSON for the tests. vLLM's
@@ -47,7 +47,7 @@ ANSWER_TOKENS = 20
 
 
 def layer_specs(vllm_config: Any) -> dict[str, Any]:
-    """What GPU workers would say of their layers, those that HiSparse derives included."""
+    """The layers that GPU workers would report, also those that HiSparse derives."""
     facts = facts_of(vllm_config.model_config.hf_config.to_dict())
     every, offset = GLM_CONFIG["index_topk_freq"], GLM_CONFIG["index_skip_topk_offset"]
     specs: dict[str, Any] = {}
@@ -182,7 +182,7 @@ def config_facts(built: Any) -> dict[str, Any]:
 
 
 def plan_facts(plan: Any) -> dict[str, Any]:
-    """What vLLM's planner told the workers to allocate."""
+    """The allocations that vLLM's planner sent to the workers."""
     return {
         "groups": len(plan.kv_cache_groups),
         "gpu_block_bytes": sorted(
@@ -243,7 +243,7 @@ def main() -> None:
     facts["stored_chunks"] = report.offload.stored_chunks
     facts["violations"] = [one.rule for one in report.ledger.violations]
     print(json.dumps(facts), flush=True)  # noqa: T201 (this is what the tests read)
-    # vLLM's own way down empties a GPU's cache, and there is no GPU.
+    # vLLM's shutdown empties a GPU's cache, and there is none.
     os._exit(0)
 
 

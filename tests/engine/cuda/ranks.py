@@ -118,7 +118,7 @@ class TenantWrite:
 
 @dataclass
 class Step:
-    """What one scheduling pass sends to every rank."""
+    """The message of one scheduling pass to every rank."""
 
     offloading: Any
     tenant: list[TenantWrite] = field(default_factory=list)
@@ -226,7 +226,7 @@ class Rank:
 
 
 class Node:
-    """``shared``: one pool that all ranks map, written by the first; else a pool a rank."""
+    """``shared``: one pool that all ranks map, written by the first; else one pool per rank."""
 
     def __init__(self, ranks: int, host_blocks: int, gpu_blocks: int, *, shared: bool) -> None:
         from vllm.v1.kv_offload.base import ReqContext
@@ -344,7 +344,7 @@ class Node:
             _chunks_being_loaded=set(),
             _block_id_to_pending_jobs={},
             _connector_stats=SimpleNamespace(aggregate=lambda _: None),
-            # Since 0.33; nobody else calls this manager.
+            # Since 0.33; only the test calls this manager.
             _manager_locked=nullcontext,
         )
         scheduler.update_connector_output(SimpleNamespace(kv_connector_worker_meta=merged))
@@ -395,7 +395,7 @@ class Node:
 
 
 def content(seed: int, size: int = LAYOUT.chunk_bytes) -> bytes:
-    """Bytes that tell where they come from."""
+    """Bytes that show where they come from."""
     return random.Random(seed).randbytes(size)
 
 

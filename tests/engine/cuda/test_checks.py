@@ -1,4 +1,4 @@
-"""What a CUDA node refuses before anything is taken: the place, the value, what would be right."""
+"""Refusals of a CUDA node before anything is taken: the place, the value, the expected value."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Chunk ids to byte ranges, and the calls that a lane makes to CUDA for them.
 
-Every byte is copied once, cut at slices and runs, in one registration each, and lies where the
+Every byte is copied once, cut at slices and runs, in one registration each, to the place where the
 reference node puts it. A device is not needed to see the calls and their order.
 """
 
@@ -123,7 +123,7 @@ def test_no_range_leaves_its_slice_or_its_registration(
 ) -> None:
     node, chunks, blocks = drawn
     host = node.host
-    # One registration a layer, some of them cut once more between two slices.
+    # One registration per layer, some of them cut again between two slices.
     registrations = []
     for layer in range(len(host.addresses)):
         start, end = host.layer_range(layer)

@@ -28,9 +28,9 @@ def sample(hits: list[int], misses: list[int], sent: list[int], **more: Any) -> 
 
 
 OLD = sample([90, 60], [10, 40], [6_560, 26_240])
-"""As vLLM 0.30 and 0.31 tell it: two index groups."""
+"""As vLLM 0.30 and 0.31 report it: two index groups."""
 NEW = sample([90, 60], [10, 40], [6_560, 26_240], host_cache_usage_perc=[0.5])
-"""As 0.32 and 0.33 do, with levels beside the counters."""
+"""As 0.32 and 0.33 do, with levels in addition to the counters."""
 
 
 @pytest.mark.parametrize("step", [OLD, NEW], ids=["0.30", "0.32"])
@@ -95,7 +95,7 @@ FIGURES = {
 
 
 class InOrder(Future):  # type: ignore[type-arg]
-    """A reply of vLLM's multi-process executor: it comes when somebody takes what is before it."""
+    """A reply of vLLM's multi-process executor: it arrives when the replies before it are taken."""
 
     def __init__(self, line: deque[InOrder], answer: list[Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What NVML tells of GPUs, and what happens when it does not: nothing worse than ``None``."""
+"""GPU values from NVML; where NVML has none, they are ``None``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The offloading spec in a worker: finds HiSparse's pool, agrees with the scheduler.
 
-The spec makes no pool of its own. vLLM's own HiSparse worker and connector objects hold the
-reference node's host pool.
+The spec makes no pool. vLLM's own HiSparse worker and connector objects hold the reference node's
+host pool.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from ranks import SlowLane, Stream
 
 
 def hisparse_worker_of(store: Any, kv_cache_config: Any) -> Any:
-    """An initialised ``HiSparseConnectorWorker`` on a private pool, as far as ours looks at it."""
+    """An initialised ``HiSparseConnectorWorker`` on a private pool, as far as hisparsed's worker
+    reads it."""
     from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.worker import (
         HiSparseConnectorWorker,
     )

@@ -1,6 +1,7 @@
-"""The proof of our kernels finds what is wrong with them, and says when it proves nothing.
+"""The proof of hisparsed's kernels finds their faults, and reports when it proves nothing.
 
-vLLM's runtimes are real, its operators are the stand-in GPU's; ours is the C++ backend.
+vLLM's runtimes are real, its operators are the stand-in GPU's; hisparsed's kernels are the C++
+backend.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def test_a_worker_that_is_told_of_doubt_serves_no_further_step() -> None:
 
 
 def test_a_written_row_is_loaded_again() -> None:
-    """A rejected draft's row is written anew: its hot copy is of the old one."""
+    """A rejected draft's row is written again: its hot copy holds the old row."""
     worker = HotWorker(seed=4)
     worker.start("q", tokens=30, hot_blocks=LEASE_BLOCKS)
     worker.start("r", tokens=44, hot_blocks=LEASE_BLOCKS)
@@ -250,7 +250,7 @@ def test_figures_tell_each_requests_curve_and_rows() -> None:
 
 
 def test_a_curve_counts_the_rows_of_its_own_request_only() -> None:
-    """A state row's steps go on under a new owner; what it loads a step does not."""
+    """A state row's steps continue under a new owner; its loads per step do not."""
     worker = HotWorker(seed=8)
     worker.start("old", tokens=44, hot_blocks=5)
     for _ in range(300):
@@ -366,7 +366,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.long
 def test_the_triton_kernels_serve_vllms_runtimes() -> None:
-    """In a process of its own: Triton decides once whether it interprets."""
+    """In a separate process: Triton decides once whether it interprets."""
     done = subprocess.run(
         [
             sys.executable,

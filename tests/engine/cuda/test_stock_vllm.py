@@ -1,7 +1,7 @@
-"""What stock vLLM does with HiSparse, shown with vLLM's own functions.
+"""The behaviour of stock vLLM with HiSparse, shown with vLLM's own functions.
 
-It keeps a copy of the indexer's pages a rank, eight on eight ranks; ours keeps one. Its operator
-takes one hot-buffer size for all requests, fixed at start.
+It keeps a copy of the indexer's pages per rank, eight on eight ranks; hisparsed keeps one. Its
+operator takes one hot-buffer size for all requests, fixed at start.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def name(number: int) -> bytes:
 
 
 class Lru:
-    """A cache of ``capacity`` blocks that tells a ghost list what it evicts and gets back."""
+    """A cache of ``capacity`` blocks that reports its evictions and insertions to a ghost list."""
 
     def __init__(self, capacity: int, ghosts: GhostList | None = None) -> None:
         self.capacity, self.ghosts = capacity, ghosts
@@ -114,7 +114,7 @@ def totals(points: object) -> list[int]:
 
 def test_a_prefix_counts_up_to_the_largest_need_before_each_block() -> None:
     ghosts = both()
-    # Block 1 was evicted before block 2, so it lies deeper: two blocks more serve both.
+    # Block 1 was evicted before block 2, so it is deeper: two blocks more serve both.
     ghosts.hisparse.evicted(CHAIN[1])
     ghosts.hisparse.evicted(CHAIN[2])
     ghosts.looked_up(CHAIN, lambda block: block in (CHAIN[0], CHAIN[3]), lambda _: True)

@@ -1,4 +1,5 @@
-"""Memory of reserve blocks goes back to the operating system, and serving goes on exactly."""
+"""Memory of reserve blocks goes back to the operating system, and serving continues without a
+difference."""
 
 from __future__ import annotations
 

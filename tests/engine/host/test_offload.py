@@ -26,7 +26,8 @@ def offloading_of(core: Any) -> Any:
 
 
 def flushed_when(core: Any, group: int, *, new_request: bool) -> set[int]:
-    """What a pass flushes that gives ``BLOCK`` to ``group``, while ``JOB`` stores from it."""
+    """The jobs that a pass flushes when it gives ``BLOCK`` to ``group``, while ``JOB`` stores from
+    it."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
     offloading = offloading_of(core)

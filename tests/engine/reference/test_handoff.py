@@ -206,8 +206,8 @@ def test_a_decode_node_may_speculate_on_a_prefix_from_elsewhere(
 def test_a_prefix_that_ended_in_a_chunk_of_one_token_is_whole(
     folder: Path, on_one_node: dict[str, list[list[int]]], eager: bool
 ) -> None:
-    # Shorter than top-k: every row that came is read. And it goes on inside a page, so that
-    # the last of them is read, not computed again.
+    # Shorter than top-k: every row that arrived is read. The prompt ends inside a page, so that the
+    # last row is read, not recomputed.
     prompt, first = PROMPTS["of-60"], PROMPTS["of-60"][:50]
     odd = replace(AMPLE, max_num_batched_tokens=49, max_num_seqs=1, eager_host_mirror=eager)
     with pair(folder, odd, SMALL) as nodes:

@@ -110,7 +110,7 @@ def test_a_transfer_that_stalls_ends_by_its_timeout(
 def test_a_failure_that_names_its_blocks_too_is_known_by_its_call(
     folder: Path, on_one_node: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As vLLM's NIXL reports it. With several cache groups vLLM takes blocks for a mistake."""
+    """As vLLM's NIXL reports it. With several cache groups vLLM takes blocks for an error."""
     from hisparsed.engine.reference.connectors import ReferenceConnectors
 
     without_blocks = ReferenceConnectors.after_forward

@@ -1,4 +1,4 @@
-"""What a prefill node keeps for a decode node, and when it ends."""
+"""The rows that a prefill node keeps for a decode node, and for how long."""
 
 from __future__ import annotations
 

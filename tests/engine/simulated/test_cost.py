@@ -72,7 +72,7 @@ def test_it_is_read_once_for_what_the_whole_node_computes_in_a_step(
         node.of([StepPart("a", start, 1024, 0, 40_000)], tally).staged_rows for start in starts
     ]
     assert [start for start, rows in zip(starts, staged, strict=True) if rows] == [20_000, 28_192]
-    # A preempted call begins again, and an ended one is forgotten.
+    # A preempted call starts again, and an ended one is forgotten.
     assert node.of([StepPart("a", 12_000, 1024, 0, 40_000)], tally).staged_rows == 12_000
     node.forget(["a"])
     assert node.of([StepPart("a", 12_000, 1024, 0, 40_000)], tally).staged_rows == 12_000
@@ -197,7 +197,7 @@ def test_a_context_that_fits_the_buffer_misses_nothing(rows: RowModel) -> None:
 
 
 def direction(clock: VirtualClock) -> LinkDirection:
-    """A hundred bytes a second."""
+    """A hundred bytes per second."""
     return LinkDirection(clock, lambda size: size / 100)
 
 

@@ -29,7 +29,7 @@ SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
 def engine(ready: int, shared: str) -> None:
-    """A process with a child of its own and a piece of shared memory."""
+    """A process with a child and a piece of shared memory."""
     import mmap
 
     number = os.open(shared, os.O_RDWR | os.O_CREAT, 0o600)
@@ -201,7 +201,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def left(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process as a daemon on ``tmp_path`` starts one, that cannot end by itself."""
+    """A process as a daemon on ``tmp_path`` starts one, that cannot end without help."""
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"],
         stdout=subprocess.PIPE,

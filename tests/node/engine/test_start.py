@@ -1,4 +1,4 @@
-"""What comes between an engine that is up and one that serves: its end and a stop end that too."""
+"""The time between an engine that is up and one that serves: its end and a stop end that too."""
 
 from __future__ import annotations
 

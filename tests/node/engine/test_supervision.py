@@ -1,4 +1,4 @@
-"""The engine's life as a state machine: what comes of each turn, and what can never come."""
+"""The engine's phases as a state machine: the result of each event, and impossible states."""
 
 from __future__ import annotations
 

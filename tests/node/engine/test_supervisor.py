@@ -1,4 +1,4 @@
-"""The supervisor with engines that are made up: order, values, what is told and what is kept."""
+"""The supervisor with made-up engines: order, values, reports and records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ POLICY = "version: 1\n"
 
 
 class MadeUpSession:
-    """An engine that serves until it is told to die. ``trouble`` is what its start raises."""
+    """An engine that serves until the test ends it. ``trouble`` is what its start raises."""
 
     def __init__(self, values: EngineValues, trouble: Exception | None) -> None:
         self.values = values

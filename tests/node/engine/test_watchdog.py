@@ -1,4 +1,4 @@
-"""Calls that stand still: told once, the engine restarts where it may, and a busy one never."""
+"""Calls that stall: reported once, the engine restarts if it may, and a busy one never does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOUR_S = 3600.0
 
 @dataclasses.dataclass
 class Around:
-    """What a stalls acts on."""
+    """The objects that a stall acts on."""
 
     folder: Path
     now_s: float = 10 * HOUR_S

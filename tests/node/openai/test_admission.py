@@ -21,7 +21,7 @@ from hisparsed.node.openai.session_limit import Entry, Queue, SessionLimit, Sess
 
 
 class Node:
-    """A admission around an application whose completions end when told."""
+    """An admission around an application whose completions end when the test ends them."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -69,7 +69,8 @@ def test_it_is_packed_for_who_takes_it(encodings: str, packed: bool) -> None:
 
 @pytest.fixture
 def of_an_engine() -> Iterator[None]:
-    """What vLLM leaves in the process-wide registry, also of an engine that is gone."""
+    """The metrics that vLLM leaves in the process-wide registry, also those of an engine that has
+    gone."""
     load = Gauge("vllm:test_running", "Load.")
     load.set(7)
     tokens = Counter("vllm:test_tokens", "Tokens.")

@@ -1,4 +1,4 @@
-"""Which paths are served, and the metrics page on an address of its own."""
+"""Which paths are served, and the metrics page on its own address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What clients get while there is no engine, when theirs dies, and when their time is over."""
+"""The answers that clients get while there is no engine, when their engine dies, and when their
+time has ended."""
 
 from __future__ import annotations
 
