@@ -115,7 +115,7 @@ class Crashes:
                 node.signal(signal.SIGKILL)
 
     def _ended(self, node: ServeProcess) -> None:
-        """Unasked or by a signal; the daemon first."""
+        """Wait until the node has ended, the daemon first; ask it if it still runs."""
         if node.process.poll() is None:
             node.signal(signal.SIGTERM)
         node.wait(_GONE_S)

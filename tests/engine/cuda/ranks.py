@@ -1,12 +1,12 @@
 """A node of several ranks without a GPU: vLLM's offloading workers over slow copies.
 
 Scheduler's side: our manager and vLLM's own counting of completed jobs. Each rank: its own "GPU"
-memory, its own mapping of the host pool, vLLM's ``OffloadingConnectorWorker`` and HiSparse's
-writer with a stream of its own and rows that wait for the next step. Ranks take steps when told.
+memory, its own mapping of the host pool, vLLM's ``OffloadingConnectorWorker`` and HiSparse's writer
+with its own stream and rows that wait for the next step. The test makes the ranks step.
 
-Copies stand where CUDA streams are and run when the test says so, on real memory. Bytes are read
-and written when a copy runs, not when it is submitted, so what is not ordered by a wait goes
-wrong here as it would on a device.
+Copies replace CUDA streams and run on real memory when the test starts them. Bytes are read and
+written when a copy runs, not when it is submitted, so what is not ordered by a wait goes wrong here
+as it would on a device.
 """
 
 from __future__ import annotations
