@@ -62,10 +62,14 @@ def count_param(
 
 class NixlPrefixes:
     """Keeps from vLLM's NIXL what it cannot fetch. ``lookahead_tokens``: of a prompt's last tokens,
-    those that the prefill node leaves to this one."""
+    those that the prefill node leaves to this one. ``ranks``: tensor-parallel ranks of this node.
+    """
 
-    def __init__(self, peers: Sequence[str], block_tokens: int, lookahead_tokens: int) -> None:
+    def __init__(
+        self, peers: Sequence[str], block_tokens: int, lookahead_tokens: int, *, ranks: int
+    ) -> None:
         self._peers = tuple(peers)
+        self._ranks = ranks
         self._block_tokens = block_tokens
         self._lookahead_tokens = lookahead_tokens
 
@@ -91,8 +95,11 @@ class NixlPrefixes:
         require_peer(host, count_param(params, "remote_port", 65535), self._peers)
         for key in ("remote_engine_id", "remote_request_id"):
             text_param(params, key)
-        for key in ("tp_size", "dcp_size", "pp_size"):
-            count_param(params, key, _MOST_RANKS, default=None if key == "tp_size" else 1)
+        count_param(params, "dcp_size", _MOST_RANKS, default=1)
+        self._require_layout(
+            count_param(params, "tp_size", _MOST_RANKS),
+            count_param(params, "pp_size", _MOST_RANKS, default=1),
+        )
         least = prompt_tokens - self._lookahead_tokens
         tokens = count_param(params, "remote_num_tokens")
         if tokens < least:
@@ -112,6 +119,19 @@ class NixlPrefixes:
                     f"kv_transfer_params.remote_block_ids: {len(group)} blocks do not hold a "
                     f"prompt of {prompt_tokens} tokens; {blocks} of {self._block_tokens} would"
                 )
+
+    def _require_layout(self, ranks: int, stages: int) -> None:
+        """Of the prefill node. vLLM would break off each handshake with an assertion."""
+        if max(ranks, self._ranks) % min(ranks, self._ranks):
+            raise ValueError(
+                f"kv_transfer_params.tp_size: {ranks} ranks of the prefill node do not fit the "
+                f"{self._ranks} of this one; one must be a multiple of the other"
+            )
+        if stages > 1:
+            raise ValueError(
+                f"kv_transfer_params.pp_size: {stages}; each rank of the prefill node must have "
+                "all layers"
+            )
 
 
 def _is_block(value: object) -> bool:

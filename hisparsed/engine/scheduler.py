@@ -66,7 +66,12 @@ class ControlledScheduler:
         peers = config.additional_config.get("hisparsed", {}).get("prefill_peers")
         if peers is None:
             return None
-        return NixlPrefixes(peers, int(config.cache_config.block_size), left_to_decode(config))
+        return NixlPrefixes(
+            peers,
+            int(config.cache_config.block_size),
+            left_to_decode(config),
+            ranks=int(config.parallel_config.tensor_parallel_size),
+        )
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         with self.step_cpu.scheduling():

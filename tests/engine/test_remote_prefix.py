@@ -25,15 +25,19 @@ WHOLE: dict[str, Any] = {
 
 
 def looked_at(
-    params: dict[str, Any] | None, *, peers: tuple[str, ...] = (), lookahead: int = 0
+    params: dict[str, Any] | None,
+    *,
+    peers: tuple[str, ...] = (),
+    lookahead: int = 0,
+    ranks: int = 4,
 ) -> dict[str, Any] | None:
     """The parameters that vLLM gets to see."""
     request = SimpleNamespace(request_id="r", num_prompt_tokens=150, kv_transfer_params=params)
-    NixlPrefixes(peers, 64, lookahead).look(request)
+    NixlPrefixes(peers, 64, lookahead, ranks=ranks).look(request)
     return request.kv_transfer_params  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("params", [None, {}, WHOLE, WHOLE | {"dcp_size": 1, "pp_size": 2}])
+@pytest.mark.parametrize("params", [None, {}, WHOLE, WHOLE | {"dcp_size": 1, "pp_size": 1}])
 def test_what_can_be_fetched_goes_on_unchanged(params: dict[str, Any] | None) -> None:
     assert looked_at(params) is params
 
@@ -53,6 +57,9 @@ def test_parameters_of_other_connectors_are_not_looked_at() -> None:
         ({"remote_request_id": ""}, "remote_request_id: '' is not a text"),
         ({"tp_size": "2"}, "tp_size: '2' is not a number from 1 to 1024"),
         ({"pp_size": 10**9}, "pp_size: 1000000000 is not a number"),
+        ({"pp_size": 2}, "pp_size: 2; each rank of the prefill node must have all layers"),
+        ({"tp_size": 3}, "3 ranks of the prefill node do not fit the 4 of this one"),
+        ({"tp_size": 6}, "6 ranks of the prefill node do not fit the 4 of this one"),
         ({"remote_num_tokens": 149}, "149 are not all of a prompt of 150"),
         ({"remote_num_tokens": True}, "remote_num_tokens: True is not a number"),
         ({"remote_block_ids": None}, "this is not a list of lists"),
@@ -68,6 +75,11 @@ def test_what_cannot_is_computed_here_and_says_why(
     with caplog.at_level(logging.WARNING, "hisparsed.engine"):
         assert looked_at(WHOLE | changed) is None
     assert why in caplog.text
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [(1, 8), (8, 1), (2, 4), (3, 3), (6, 3)])
+def test_one_node_s_ranks_are_a_multiple_of_the_other_s(theirs: int, ours: int) -> None:
+    assert looked_at(WHOLE | {"tp_size": theirs}, ranks=ours) is not None
 
 
 def test_listed_peers_are_the_only_ones() -> None:

@@ -60,6 +60,10 @@ NIXL_ARGS = {
     "bidirectional_kv_xfer": (
         "vLLM's NIXL reads from no node that keeps KV in host memory; remove it"
     ),
+    "enforce_handshake_compat": (
+        "a prefill node with another model, KV type or drafts would be read as if it had this "
+        "node's; remove it, and such a prompt is computed here"
+    ),
 }
 """What NixlConnector takes and a decode node with HiSparse cannot do."""
 SIDE_CHANNEL = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "host", "VLLM_NIXL_SIDE_CHANNEL_PORT": "port"}

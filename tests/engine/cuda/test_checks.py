@@ -179,6 +179,8 @@ def test_what_a_decode_node_lacks_is_said_with_what_would_be_right() -> None:
     assert "pip install nixl" in said
     (said,) = fetching(nixl={"bidirectional_kv_xfer": True})
     assert said.startswith("disaggregation.nixl.bidirectional_kv_xfer: True cannot be")
+    (said,) = fetching(nixl={"enforce_handshake_compat": False})
+    assert said.startswith("disaggregation.nixl.enforce_handshake_compat: False cannot be")
     environ = {"VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}
     (said,) = fetching(environ)
     assert said == (
