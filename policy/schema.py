@@ -62,7 +62,7 @@ class Canary(Section):
 
 
 class Health(Section):
-    """What happens when calls make no progress for `stall_after` while memory is free."""
+    """The reaction when calls make no progress for `stall_after` while memory is free."""
 
     on_stall: Literal["alarm", "restart"] = "alarm"
     """alarm: raise an alarm and answer not ready; restart: also restart the engine without
@@ -130,7 +130,7 @@ class Policy(Section):
     canary: Canary = Canary()
     """A request that the node sends to itself repeatedly; its answer must never change."""
     health: Health = Health()
-    """What happens when calls make no progress for `stall_after` while memory is free."""
+    """The reaction when calls make no progress for `stall_after` while memory is free."""
     schedules: Annotated[tuple[Schedule, ...], Field(max_length=MAX_ENTRIES)] = ()
     """Other values by time of day or by pressure; where entries overlap, the later one applies."""
 

@@ -225,9 +225,9 @@ class _Demo:
             tokens_per_s=sum(call.input_tokens for call in calls) / seconds,
         )
         self._say(
-            f"Each node computes {sizing.tokens_per_s:,.0f} prompt tokens a second beside the "
-            f"other: {more} calls for each, about {calls_s:.0f} s."
-            + ("" if sizing.tells else " That is too few to tell one policy from another.")
+            f"Each node computes {sizing.tokens_per_s:,.0f} prompt tokens per second while "
+            f"both run: {more} calls for each, about {calls_s:.0f} s."
+            + ("" if sizing.tells else " That is too few to compare two policies.")
         )
         return sizing
 

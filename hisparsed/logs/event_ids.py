@@ -58,7 +58,7 @@ _WORDED: Final = (
     LogEvent(
         "calls-cut",
         "warning",
-        "the engine ended, or the drain time was over; each client got an error of its API",
+        "the engine ended, or the drain time had passed; each client got an error of its API",
         "%s were cut off; their clients got an error.",
     ),
     LogEvent(

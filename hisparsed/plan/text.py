@@ -25,7 +25,7 @@ def _lines(plan: Plan) -> Iterable[str]:
     yield ""
     bytes_ = plan.published
     yield (
-        f"vLLM's published calculator ({bytes_.baseline_gpu:,} B a block without HiSparse, "
+        f"vLLM's published calculator ({bytes_.baseline_gpu:,} B per block without HiSparse, "
         f"{bytes_.hisparse_gpu:,} B with, {bytes_.host:,} B on the host):"
     )
     yield from table_lines(
@@ -45,8 +45,8 @@ def _lines(plan: Plan) -> Iterable[str]:
     yield ""
     real = plan.real
     yield (
-        f"What vLLM lays out ({real.hisparse_gpu:,} B a GPU block, {real.host:,} B a host block, "
-        f"{real.hot_groups} hot groups), pools at equal reach with one copy:"
+        f"What vLLM lays out ({real.hisparse_gpu:,} B per GPU block, {real.host:,} B per host "
+        f"block, {real.hot_groups} hot groups), pools at equal reach with one copy:"
     )
     yield from table_lines(
         ("context", "baseline", "by GPU", "by host", "result", "binds", "vLLM logs", "one more x"),

@@ -270,7 +270,7 @@ def _hot_line(model: NodeModel, width: int) -> Line:
     blocks = fmt.whole(number(hot, "lease_blocks"))
     head = line(
         ("hot buffers ", "dim"), (fmt.multiplier(number(hot, "multiplier")), "strong"),
-        (f" top-k, {blocks} blocks a group, " if width >= 70 else " top-k, ", "dim"),
+        (f" top-k, {blocks} blocks per group, " if width >= 70 else " top-k, ", "dim"),
         (fmt.whole(number(hot, "leased_requests")), "strong"), (" leased", "dim"),
     )  # fmt: skip
     tail = line(("misses ", "dim"), (now_value(model, "miss"), "strong"), (f" {WINDOW}", "dim"))

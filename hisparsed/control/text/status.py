@@ -242,7 +242,7 @@ def _hot(hot: HotBuffers, sampled: SampledRows | None) -> str:
         f"{counted(hot.leased_blocks, 'block')} leased by {counted(hot.leased_requests, 'request')}"
     )
     blocks = counted(hot.lease_blocks, "block")
-    next_lease = f"{hot.multiplier:g}x for the next lease ({blocks} a group)"
+    next_lease = f"{hot.multiplier:g}x for the next lease ({blocks} per group)"
     return f"{next_lease}, {leases}{own}{_rows(hot, sampled)}"
 
 

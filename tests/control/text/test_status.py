@@ -190,7 +190,7 @@ async def test_the_status_page(served: Any) -> None:
     assert "hisparsed 0.1.0, reference node, serving, up 1m" in page
     assert "hisparse [########=====..........." in page
     assert "3 running (1 full, 1 mixed, 1 no residency), 1 waiting" in page
-    assert "2x for the next lease (8 blocks a group)" in page
+    assert "2x for the next lease (8 blocks per group)" in page
     assert "90% hits" in page
     assert "generation 1 (" in page
     assert "FROZEN" in page
