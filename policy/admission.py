@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from hisparsed.policy import expectation
 from hisparsed.policy.bounds import LEAST_AGEING_S, admission_for
 from hisparsed.policy.decisions import Proposal, Reason
+from hisparsed.policy.guards import pace
 from hisparsed.policy.memory import QUEUE_SPAN_S, Memory
 from hisparsed.policy.reach import live_load, reach_now
 from hisparsed.policy.schema import Policy
@@ -90,6 +92,7 @@ def propose_admission(
     if asked is not None and asked > most:
         limited_by = Reason.LIMITED_BY_CEILING
         because += f"; max_running {asked} is more than the {most} this node was started with"
+    by_load = reason in (Reason.COVERAGE_LOW, Reason.COVERAGE_RECOVERED)
     figures = _figures(policy, snapshot, memory, wanted)
     proposal = Proposal(
         Lever.ADMISSION,
@@ -100,6 +103,7 @@ def propose_admission(
         figures,
         action,
         because + _held_back(snapshot),
+        expected=expectation.expect_served(snapshot, memory) if by_load else {},
     )
     return proposal, wanted
 
@@ -130,6 +134,9 @@ def _order(
     words = f"the idle live set is {load:.0%} of the smaller reach"
     engaged = current is _HELD_FIRST
     if load > settings.engage_at:
+        too_soon = None if engaged else _backed_off(policy, snapshot, memory)
+        if too_soon is not None:
+            return current, Reason.BACKED_OFF, f"{words}, but {too_soon}"
         reason = Reason.AT_TARGET if engaged else Reason.COVERAGE_LOW
         return _HELD_FIRST, reason, f"{words}, above {settings.engage_at:.0%}"
     if not engaged and not snapshot.sessions.live_sessions:
@@ -142,8 +149,25 @@ def _order(
     if not window.full(settings.release_after) or window.high >= settings.release_share:
         because = f"{words}, but was not for all of {settings.release_after:g}s"
         return current, Reason.WINDOW_NOT_FULL, because
+    too_soon = _backed_off(policy, snapshot, memory)
+    if too_soon is not None:
+        return current, Reason.BACKED_OFF, f"{words}, but {too_soon}"
     because = f"{words}, below {settings.release_share:.0%} for {settings.release_after:g}s"
     return AdmissionOrder.ARRIVAL, Reason.COVERAGE_RECOVERED, because
+
+
+def _backed_off(policy: Policy, snapshot: Snapshot, memory: Memory) -> str | None:
+    """In words, that another change of the order must wait, because earlier ones disappointed."""
+    back_off = policy.rebalance.back_off
+    times = pace(memory.admission, back_off) * expectation.doubt(policy, memory, Lever.ADMISSION)
+    wait_s = policy.admission.release_after * times
+    since_s = memory.admission.since_last_s(snapshot.at_s)
+    if times == 1 or since_s >= wait_s:
+        return None
+    return (
+        f"earlier changes of the order served less than expected, and the last was {since_s:.0f}s "
+        f"ago, under {wait_s:.0f}s"
+    )
 
 
 def _new_ageing(policy: Policy, memory: Memory) -> tuple[Reason, str]:
@@ -186,4 +210,4 @@ def _figures(
         "max_context_tokens": wanted.max_context_tokens,
     }
     figures.update({name: value for name, value in optional.items() if value is not None})
-    return figures
+    return figures | expectation.figures(memory, Lever.ADMISSION)

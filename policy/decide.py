@@ -18,7 +18,7 @@ from hisparsed.policy.bounds import (
 )
 from hisparsed.policy.decisions import Decision, EngineCommand, LeverDecision, Proposal, Reason
 from hisparsed.policy.guards import stalled
-from hisparsed.policy.memory import Direction, Expectation, Memory, remember
+from hisparsed.policy.memory import Direction, Memory, remember
 from hisparsed.policy.multiplier import propose_multiplier
 from hisparsed.policy.restart_size import propose_restart_size
 from hisparsed.policy.schema import Mode, Policy
@@ -38,21 +38,27 @@ def decide(policy: Policy, snapshot: Snapshot, memory: Memory) -> tuple[Decision
     """
     stale = snapshot.report_age_s > policy.stale_after
     if not stale:
-        memory = expectation.judge_move(policy, snapshot, remember(policy, snapshot, memory))
+        memory = expectation.judge_moves(policy, snapshot, remember(policy, snapshot, memory))
     stall = stalled(policy, snapshot, memory)
     admission_proposal, admission = propose_admission(policy, snapshot, memory)
-    split_proposal, expected = propose_split(policy, snapshot, memory)
     if snapshot.geometry.hot_live or snapshot.hot.counted:
         multiplier_proposal, leases = propose_multiplier(policy, snapshot, memory)
     else:
         multiplier_proposal, leases = propose_restart_size(policy, snapshot, memory), None
     proposals = (
-        split_proposal,
+        propose_split(policy, snapshot, memory),
         multiplier_proposal,
         admission_proposal,
         propose_watermark(policy, snapshot),
     )
-    decisions = tuple(_govern(policy, snapshot, proposal, stale, stall) for proposal in proposals)
+    decisions = tuple(
+        _govern(policy, snapshot, _told(snapshot, memory, proposal), stale, stall)
+        for proposal in proposals
+    )
+    decisions = tuple(
+        replace(one, outcome=expectation.outcome_now(snapshot, memory, one.lever))
+        for one in decisions
+    )
     decision = Decision(
         snapshot.at_s,
         snapshot.tick,
@@ -60,7 +66,13 @@ def decide(policy: Policy, snapshot: Snapshot, memory: Memory) -> tuple[Decision
         decisions,
         _commands(policy, snapshot, decisions, admission, leases),
     )
-    return decision, _remember(memory, snapshot, decisions, expected)
+    return decision, _remember(memory, snapshot, decisions)
+
+
+def _told(snapshot: Snapshot, memory: Memory, proposal: Proposal) -> Proposal:
+    """With the verdict on the lever's last move, in the tick in which it is judged."""
+    verdict = expectation.verdict(snapshot, memory, proposal.lever)
+    return replace(proposal, because=proposal.because + verdict) if verdict else proposal
 
 
 def _govern(
@@ -109,6 +121,7 @@ def _decision(proposal: Proposal, reason: Reason, sentence: str) -> LeverDecisio
         proposal.reason,
         proposal.figures,
         sentence,
+        expected=proposal.expected if reason.acts else {},
     )
 
 
@@ -117,26 +130,25 @@ def _still(proposal: Proposal, reason: Reason, sentence: str) -> LeverDecision:
     return _decision(held, reason, sentence)
 
 
-def _remember(
-    memory: Memory,
-    snapshot: Snapshot,
-    decisions: tuple[LeverDecision, ...],
-    expected: Expectation | None,
-) -> Memory:
-    """The memory after these decisions: moves, and what the split's is to bring."""
-    split, multiplier = decisions[0], decisions[1]
+def _remember(memory: Memory, snapshot: Snapshot, decisions: tuple[LeverDecision, ...]) -> Memory:
+    """The memory after these decisions: moves, and what they are to bring."""
     at_s = snapshot.at_s
-    if split.acts and split.wanted != split.current:
-        direction = _direction(split, grows_to=Direction.SAFETY)
-        moved = memory.split.moved(at_s, direction, probing=split.reason in PROBING)
-        if expected is not None:
-            expected = expectation.followed_by(memory.expectation, expected)
-        memory = replace(memory, split=moved, expectation=expected)
-    if multiplier.reason is Reason.SHARED_BY_GAIN:
-        memory = replace(memory, sharing=memory.sharing.moved(at_s, Direction.THRIFT))
-    elif multiplier.acts and multiplier.wanted != multiplier.current:
-        direction = _direction(multiplier, grows_to=Direction.THRIFT)
-        memory = replace(memory, multiplier=memory.multiplier.moved(at_s, direction))
+    for one in decisions:
+        shared = one.reason is Reason.SHARED_BY_GAIN
+        if not one.acts or (one.wanted == one.current and not shared):
+            continue
+        if shared:
+            memory = replace(memory, sharing=memory.sharing.moved(at_s, Direction.THRIFT))
+        elif one.lever is Lever.SPLIT:
+            direction = _direction(one, grows_to=Direction.SAFETY)
+            moved = memory.split.moved(at_s, direction, probing=one.reason in PROBING)
+            memory = replace(memory, split=moved)
+        elif one.lever is Lever.MULTIPLIER:
+            direction = _direction(one, grows_to=Direction.THRIFT)
+            memory = replace(memory, multiplier=memory.multiplier.moved(at_s, direction))
+        elif one.lever is Lever.ADMISSION:
+            memory = replace(memory, admission=memory.admission.moved(at_s, Direction.SAFETY))
+        memory = expectation.begun(snapshot, memory, one)
     return memory
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Literal
 
+from hisparsed.policy.forecasts import Figures, Outcome, Setting
 from hisparsed.policy.signals import AdmissionRules, Lever
 
 
@@ -115,10 +116,6 @@ def effective_text(levers: Iterable[tuple[str, bool]]) -> str:
     )
 
 
-Setting: TypeAlias = int | float | str
-"""Host blocks, a multiplier, GPU blocks, or the name of an order; each lever has its own."""
-
-
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """The proposal of a lever's law and guards, before modes; ``wanted == current`` holds."""
@@ -133,6 +130,8 @@ class Proposal:
     """Imperative, with both values: what acting would do, or what holding keeps."""
     because: str
     """A clause that follows "because"."""
+    expected: Figures = field(default_factory=dict)
+    """Expected results of the move; empty where the law predicts none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +150,10 @@ class LeverDecision:
     cause: Reason
     figures: Mapping[str, float]
     sentence: str
+    expected: Figures = field(default_factory=dict)
+    """Expected results, where the lever moves."""
+    outcome: Outcome | None = None
+    """Of an earlier move, in the tick in which it is judged."""
 
     @property
     def acts(self) -> bool:

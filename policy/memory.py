@@ -10,13 +10,15 @@ more. Time is data: nothing here reads a clock.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from hisparsed.policy.bounds import step_blocks
+from hisparsed.policy.forecasts import Figures, Outcome, Setting
 from hisparsed.policy.reach import live_load, reach_now, served_with
 from hisparsed.policy.schema import Policy
-from hisparsed.policy.signals import GhostPoint, Snapshot
+from hisparsed.policy.signals import GhostPoint, Lever, Snapshot
 
 _BUCKETS = 48
 
@@ -197,18 +199,29 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What the last move of the split was expected to add, and whether it did."""
+    """The expected gain of a lever's last move, and the verdict on it."""
 
     at_s: float
-    unit: str
-    """Reach in tokens, or tokens of prefix per minute; the ending of the figures' names."""
-    expected: float
-    from_blocks: int
-    to_blocks: int
-    hit_ratio_before: float | None = None
-    realised: float | None = None
+    current: Setting
+    wanted: Setting
+    expected: Figures
+    hit_ratio: float | None = None
+    """Of the window before the move, as the next two."""
+    query_per_min: float | None = None
+    asked_per_s: float | None = None
+    """References to rows that were not on the GPU."""
+    leased_requests: int = 0
+    outcome: Outcome | None = None
     """``None`` until the move has settled and a window has passed since."""
     judged_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedError:
+    """The error of a move's worst figure, as a share of the expected value."""
+
+    at_s: float
+    error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +232,10 @@ class Memory:
     split: MoveHistory = field(default_factory=MoveHistory)
     multiplier: MoveHistory = field(default_factory=MoveHistory)
     sharing: MoveHistory = field(default_factory=MoveHistory)
-    expectation: Expectation | None = None
+    admission: MoveHistory = field(default_factory=MoveHistory)
+    expectations: Mapping[Lever, Expectation] = field(default_factory=dict)
+    errors: Mapping[Lever, tuple[JudgedError, ...]] = field(default_factory=dict)
+    """Of the moves that were judged last, oldest first."""
     effective: Ewma = field(default_factory=Ewma)
     """Share of the split's moves that came true, recent ones weighing more."""
 
@@ -245,7 +261,7 @@ def remember(policy: Policy, snapshot: Snapshot, memory: Memory) -> Memory:
     if memory.last_at_s is not None and at_s < memory.last_at_s:
         memory = Memory()
     elif _went_back(memory.last_totals, totals):
-        memory = replace(memory, signals=Signals(), expectation=None)
+        memory = replace(memory, signals=Signals(), expectations={})
     forget_s = policy.rebalance.back_off.forget
     return replace(
         memory,
@@ -255,6 +271,11 @@ def remember(policy: Policy, snapshot: Snapshot, memory: Memory) -> Memory:
         split=memory.split.forgetting(at_s, forget_s),
         multiplier=memory.multiplier.forgetting(at_s, forget_s),
         sharing=memory.sharing.forgetting(at_s, forget_s),
+        admission=memory.admission.forgetting(at_s, forget_s),
+        errors={
+            lever: tuple(one for one in errors if at_s - one.at_s <= forget_s)
+            for lever, errors in memory.errors.items()
+        },
     )
 
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hisparsed.policy import expectation
 from hisparsed.policy.bounds import HotBounds, hot_bounds, hot_unit, lease_blocks
 from hisparsed.policy.decisions import Proposal, Reason
+from hisparsed.policy.forecasts import Figure, Figures
 from hisparsed.policy.guards import Held, calm, core_busy, pace, step_fill, wait_is_no_shortage
 from hisparsed.policy.memory import Direction, Memory, free_share, under_gpu_pressure
 from hisparsed.policy.schema import Policy
@@ -165,7 +167,10 @@ def propose_multiplier(
         held = no_shortage or (Reason.IN_DEAD_BAND, words)
         wanted, reason, because = lease, Reason.IN_DEAD_BAND, ""
     if held is None:
-        return _proposal(snapshot, wanted, reason, figures, because), None
+        moved = _proposal(snapshot, wanted, reason, figures, because)
+        loaded = predicted if wanted == shrunk else _loaded_then(snapshot, memory, wanted)
+        expected = expectation.expect_leases(snapshot, wanted, loaded)
+        return replace(moved, expected=expected), None
     sharing = propose_sharing(policy, snapshot, memory, lease, bounds)
     if sharing is None:
         return _proposal(snapshot, lease, held[0], figures, held[1]), None
@@ -180,8 +185,23 @@ def propose_multiplier(
         figures | sharing.figures,
         sharing.action,
         sharing.because,
+        expected={} if sharing.kept is None else _shared_expected(memory, sharing.kept),
     )
     return proposal, sharing.leases
+
+
+def _loaded_then(snapshot: Snapshot, memory: Memory, lease: int) -> float | None:
+    """Bytes of rows a second with larger leases; ``None`` where the node has no miss curve."""
+    now = memory.signals.shrink_h2d_bytes_total.rate_per_s
+    if now is None or not snapshot.hot.predicted:
+        return None
+    return now * _misses_then(snapshot, lease, 0.0)
+
+
+def _shared_expected(memory: Memory, kept: float) -> Figures:
+    """Bytes of rows a second if ``kept`` of the misses are left."""
+    now = memory.signals.shrink_h2d_bytes_total.rate_per_s
+    return {Figure.LOADED: now * kept} if now else {}
 
 
 def predicted_bytes_per_s(snapshot: Snapshot, memory: Memory, lease: int) -> float | None:
@@ -291,6 +311,7 @@ def _calm(
     policy: Policy, snapshot: Snapshot, memory: Memory, direction: Direction, span_s: float
 ) -> Held | None:
     back_off = policy.rebalance.back_off
+    span_s *= expectation.doubt(policy, memory, Lever.MULTIPLIER)
     reason = calm(
         memory.multiplier,
         direction,
@@ -330,7 +351,8 @@ def _figures(
         "step_fill_ratio": step_fill(snapshot, memory),
         "core_busy_ratio": core_busy(snapshot),
     }
-    return figures | {name: value for name, value in optional.items() if value is not None}
+    known = {name: value for name, value in optional.items() if value is not None}
+    return figures | known | expectation.figures(memory, Lever.MULTIPLIER)
 
 
 def _proposal(

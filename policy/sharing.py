@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from hisparsed.policy.bounds import HotBounds, hot_unit
 from hisparsed.policy.decisions import Reason
+from hisparsed.policy.guards import pace
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import LeasePoint, RequestHot, Snapshot
@@ -161,6 +162,8 @@ class Resharing:
     action: str = ""
     because: str = ""
     figures: dict[str, float] = field(default_factory=dict)
+    kept: float | None = None
+    """Misses that should be left, as a share of those of before; ``None`` if not predicted."""
 
 
 def propose_sharing(
@@ -175,7 +178,8 @@ def propose_sharing(
     if len(requests) < _FEWEST:
         unknown = f"under {_FEWEST} running requests have a miss curve"
         return _even(snapshot, unknown) if apart else None
-    if memory.sharing.since_last_s(snapshot.at_s) < policy.hot.window_shrink:
+    wait_s = policy.hot.window_shrink * pace(memory.sharing, policy.rebalance.back_off)
+    if memory.sharing.since_last_s(snapshot.at_s) < wait_s:
         return None
     change = max(1, round(policy.hot.sharing_change * lease))
     shared = share_hot_budget(
@@ -205,6 +209,7 @@ def propose_sharing(
         f"by the requests' miss curves {shared.misses_before:.0f} misses per step become "
         f"{shared.misses_after:.0f} in the same budget",
         figures,
+        shared.misses_after / shared.misses_before if shared.misses_before > 0 else None,
     )
 
 

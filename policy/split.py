@@ -25,8 +25,9 @@ from hisparsed.policy.bounds import (
     step_blocks,
 )
 from hisparsed.policy.decisions import Proposal, Reason
+from hisparsed.policy.forecasts import Figures
 from hisparsed.policy.guards import calm, without_traffic
-from hisparsed.policy.memory import Direction, Expectation, Memory, Window
+from hisparsed.policy.memory import Direction, Memory, Window
 from hisparsed.policy.reach import equal_reach_blocks, reach_at, reach_now
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Lever, Snapshot
@@ -116,42 +117,39 @@ class _Aim:
     measured: Gains | None = None
 
 
-def propose_split(
-    policy: Policy, snapshot: Snapshot, memory: Memory
-) -> tuple[Proposal, Expectation | None]:
-    """The next offload target in host blocks, or the reason to keep it; and what a move of
-    the law is expected to bring."""
+def propose_split(policy: Policy, snapshot: Snapshot, memory: Memory) -> Proposal:
+    """The next offload target in host blocks with what that should bring, or the reason to
+    keep it."""
     current = snapshot.offload.target_blocks
     bounds = split_bounds(policy, snapshot.geometry)
     need = _need(policy, snapshot, memory, policy.rebalance.margin)
     aim = _aim(policy, snapshot, memory, need)
     figures = _figures(policy, snapshot, memory, need, aim, bounds)
-    verdict = expectation.verdict(snapshot, memory)
 
     def proposal(wanted: int, reason: Reason, limited_by: Reason | None, because: str) -> Proposal:
-        return _proposal(policy, snapshot, wanted, reason, limited_by, figures, because + verdict)
+        return _proposal(policy, snapshot, wanted, reason, limited_by, figures, because)
 
     if bounds.clamp(current) != current:
         because = (
             f"{current} is outside the {bounds.low_blocks} ({bounds.low_words}) to "
             f"{bounds.high_blocks} ({bounds.high_words}) blocks that are allowed"
         )
-        return proposal(bounds.clamp(current), Reason.OUTSIDE_BOUNDS, None, because), None
+        return proposal(bounds.clamp(current), Reason.OUTSIDE_BOUNDS, None, because)
     reserve = reserve_differs(policy, snapshot)
     if reserve is not None:
-        return proposal(current, Reason.POLICY_VALUE, None, reserve), None
+        return proposal(current, Reason.POLICY_VALUE, None, reserve)
     if aim.blocks == current:
         limited = aim.reason if aim.reason is Reason.LIMITED_BY_FLOOR else None
-        return proposal(current, aim.reason, limited, aim.because), None
+        return proposal(current, aim.reason, limited, aim.because)
     wanted, limited_by, limit = _limited(policy, snapshot, aim.blocks, bounds)
     if wanted == current and limited_by is not None:
-        return proposal(current, limited_by, limited_by, limit), None
+        return proposal(current, limited_by, limited_by, limit)
     held = _held(policy, snapshot, memory, aim, wanted - current)
     if held is not None:
-        return proposal(current, held[0], held[0], held[1]), None
-    expected = _expected(policy, snapshot, memory, aim, wanted)
+        return proposal(current, held[0], held[0], held[1])
+    expected = _expected(policy, snapshot, aim, wanted)
     because = aim.because + expectation.words(expected)
-    return proposal(wanted, aim.reason, limited_by, because), expected
+    return replace(proposal(wanted, aim.reason, limited_by, because), expected=expected)
 
 
 def reserve_differs(policy: Policy, snapshot: Snapshot) -> str | None:
@@ -218,12 +216,10 @@ def _equal_reach_aim(policy: Policy, snapshot: Snapshot, need: int) -> _Aim:
     return _Aim(current, Reason.IN_DEAD_BAND, because)
 
 
-def _expected(
-    policy: Policy, snapshot: Snapshot, memory: Memory, aim: _Aim, wanted: int
-) -> Expectation:
+def _expected(policy: Policy, snapshot: Snapshot, aim: _Aim, wanted: int) -> Figures:
     if aim.measured is not None and aim.reason in PROBING:
         saved = aim.measured.saved_per_min(wanted - snapshot.offload.target_blocks)
-        return expectation.expect_saved(snapshot, memory, wanted, saved)
+        return expectation.expect_saved(saved)
     return expectation.expect_reach(policy, snapshot, wanted)
 
 
@@ -290,9 +286,12 @@ def _held(
             Reason.SETTLING,
             f"{counted(unsettled, 'block')} of the last move {are} still {state}",
         )
-    if probing and memory.expectation is not None and memory.expectation.realised is None:
+    waiting = memory.expectations.get(Lever.SPLIT)
+    if probing and waiting is not None and waiting.outcome is None:
         return Reason.SETTLING, "the result of the last move is not known yet"
-    cool_down_s = rebalance.cool_down_towards_safety if hurried else rebalance.cool_down
+    cool_down_s = rebalance.cool_down * expectation.doubt(policy, memory, Lever.SPLIT)
+    if hurried:
+        cool_down_s = rebalance.cool_down_towards_safety
     reason = calm(
         memory.split,
         Direction.SAFETY if hurried else Direction.THRIFT,
@@ -376,7 +375,7 @@ def _figures(
         "reserve_blocks": snapshot.reserve.blocks,
         "margin_ratio": policy.rebalance.margin,
         **measured,
-        **expectation.figures(memory),
+        **expectation.figures(memory, Lever.SPLIT),
     }
 
 

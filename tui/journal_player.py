@@ -97,6 +97,8 @@ def flat_decisions(tick: RecordedTick) -> list[Document]:
             "error": text(tick.applied, "error") if _acts(one) else None,
             "figures": one.get("figures"),
             "sentence": one.get("sentence"),
+            "expected": one.get("expected") or {},
+            "outcome": one.get("outcome"),
         }
         for one in items(tick.decision, "levers")
     ]  # fmt: skip

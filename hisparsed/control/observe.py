@@ -124,13 +124,14 @@ def confirm(tick: int, applied: Applied, report: EngineReport) -> Confirmation |
 
 
 def notable_levers(decision: Decision, previous: Decision | None) -> frozenset[Lever]:
-    """Levers that act, or hold for another reason than in the tick before."""
+    """Levers that act, hold for another reason than in the tick before, or whose last move is
+    judged."""
     if previous is None:
         return frozenset(one.lever for one in decision.levers)
     return frozenset(
         one.lever
         for one in decision.levers
-        if one.acts or _said_otherwise(one, previous.of(one.lever))
+        if one.acts or one.outcome is not None or _said_otherwise(one, previous.of(one.lever))
     )
 
 

@@ -98,7 +98,7 @@ def split(
 
 @dataclass(frozen=True, slots=True)
 class _Weighed:
-    """A family and what it adds to each span of time: (kind, span, number of it) -> its share of
+    """A family and its part of each span of time: (kind, span, number of it) -> its share of
     the trace's."""
 
     family: Family
@@ -164,7 +164,7 @@ def _divide(ordered: list[_Weighed], shares: list[Fraction]) -> list[list[_Weigh
 
 
 def seen_share(prompts: Iterable[Iterable[object]]) -> float:
-    """Share of the blocks that came before: what a cache finds that loses nothing. 0 for none."""
+    """Share of blocks that occurred before: the hits of a cache that loses nothing; 0 for none."""
     seen: set[object] = set()
     blocks = 0
     for prompt in prompts:

@@ -16,6 +16,7 @@ from typing import Any
 
 from hisparsed.errors import UserError
 from hisparsed.plan.text import table_lines
+from hisparsed.policy.forecasts import error_shares
 from hisparsed.simulate.results import Measures, PolicyResult, Sample, quantile
 
 HEADS = (
@@ -61,7 +62,25 @@ def results_text(results: Sequence[PolicyResult], width: int | None = None) -> s
     lines = list(table_lines(HEADS, cells))
     if width is not None and max(map(len, lines)) > width:
         lines = _below_each_other(cells, width)
+    judged = predictions(results)
+    if judged:
+        lines += ["", "Expected of moves against what came:", *(f"  {one}" for one in judged)]
     return "\n".join(lines) + "\n"
+
+
+def predictions(results: Sequence[PolicyResult]) -> list[str]:
+    """Errors of each policy's predictions over all its runs; a line for each lever and figure."""
+    lines = []
+    for name in dict.fromkeys(one.name for one in results):
+        verdicts = [
+            (share.lever, {share.figure: error})
+            for one in results
+            if one.name == name
+            for share in one.predictions
+            for error in share.errors
+        ]
+        lines += [f"{name}: {share.text}" for share in error_shares(verdicts)]
+    return lines
 
 
 def _below_each_other(cells: Sequence[tuple[str, ...]], width: int) -> list[str]:
@@ -303,6 +322,8 @@ def _document(
     for row in rows(results):
         yield "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
     yield "</table>"
+    for one in predictions(results):
+        yield f"<p>Expected of moves against what came: {html.escape(one)}</p>"
     for plot in plots:
         data = base64.b64encode(plot.read_bytes()).decode("ascii")
         yield f'<p><img alt="{plot.stem}" src="data:image/png;base64,{data}"></p>'

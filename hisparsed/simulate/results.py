@@ -7,15 +7,16 @@ change of traffic, and how far a scaled node is from the whole node. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from hisparsed.policy.forecasts import ErrorShare, Figure, error_shares
 from hisparsed.policy.reach import reach_now
-from hisparsed.policy.signals import EngineReport
+from hisparsed.policy.signals import EngineReport, Lever
 
 
 @dataclass(slots=True)
@@ -93,6 +94,8 @@ class Measures:
     steps: int = 0
     journal_lost: int = 0
     sentences: list[tuple[float, str]] = field(default_factory=list)
+    judged: list[tuple[Lever, Mapping[Figure, float]]] = field(default_factory=list)
+    """Errors of the predictions of each move, in the whole run."""
 
     def count_refusal(self, at_s: float) -> None:
         self.refused += at_s >= self.from_s
@@ -184,6 +187,8 @@ class PolicyResult(BaseModel):
     """From five minutes after a change of traffic on; ``None`` where it did not change."""
     settled_s: float | None = None
     """From the change until the split had arrived where it ended."""
+    predictions: tuple[ErrorShare, ...] = ()
+    """Errors of the predictions of moves, in the whole run."""
 
 
 def summarise(
@@ -247,6 +252,7 @@ def summarise(
         steps=measures.steps,
         core_use=(last.core_s - first.core_s) / sampled_s,
         trace_load=trace_load,
+        predictions=tuple(error_shares(measures.judged)),
     )
 
 

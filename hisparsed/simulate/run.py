@@ -294,7 +294,11 @@ def run_policy(
 
 def _watch(measures: Measures) -> Callable[[TickOutcome], None]:
     def look(outcome: TickOutcome) -> None:
-        acting = [one for one in outcome.record.decision.levers if one.acts]
+        levers = outcome.record.decision.levers
+        acting = [one for one in levers if one.acts]
+        measures.judged += [
+            (one.lever, one.outcome.errors) for one in levers if one.outcome is not None
+        ]
         moving = [one for one in acting if one.lever in (Lever.SPLIT, Lever.MULTIPLIER)]
         measures.count_moves(outcome.record.snapshot.at_s, len(moving))
         for one in acting:

@@ -157,7 +157,7 @@ class TraceSessions:
         return self._parts_of[share, turn][number]
 
     def asked(self, index: int) -> Asked:
-        """The calls of session ``index``."""
+        """The prompt blocks of session ``index``."""
         if index in self._asked:
             return self._asked[index]
         blocks, distinct = 0, set[int]()
@@ -232,7 +232,7 @@ class Demand:
     blocks: int
     """Of all prompts, in blocks of the trace."""
     new_blocks: int
-    """That none before had: a cache that loses nothing finds the others."""
+    """Blocks that occur for the first time; a cache that loses nothing finds the others."""
     tokens: int
     """Of prompts and answers."""
 
@@ -357,7 +357,7 @@ class OpenLoop:
 
 
 def demand_of(sessions: TraceSessions, plays: Sequence[tuple[str, int]]) -> Demand:
-    """Of these plays: (what has prefixes of its own, session)."""
+    """Traffic of these plays, each (name of the instance that shares prefixes, session)."""
     blocks = tokens = 0
     own: dict[str, set[int]] = {}
     common: set[int] = set()

@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from hisparsed.atomic_file import write_atomically
 from hisparsed.errors import UserError
-from hisparsed.simulate.report import HEADS, grouped, rows, traffic_text
+from hisparsed.simulate.report import HEADS, grouped, predictions, rows, traffic_text
 from hisparsed.simulate.results import PolicyResult
 
 ADAPTIVE = "policy"
@@ -357,6 +358,10 @@ def markdown(experiment: Experiment, results: Sequence[PolicyResult]) -> str:
         lines += ["", against_best(results)]
     if any(one.settled_s is not None for one in results):
         lines += ["", recovery(results)]
+    judged = predictions(results)
+    if judged:
+        text = f"Expected of moves against what came: {'; '.join(judged)}."
+        lines += ["", *textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)]
     return "\n".join(lines) + "\n\n"
 
 

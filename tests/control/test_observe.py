@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hisparsed.control.journal.records import Applied
-from hisparsed.control.observe import bounded_levers, confirm, observe
+from hisparsed.control.observe import bounded_levers, confirm, notable_levers, observe
 from hisparsed.engine.messages import (
     command_from_wire,
     command_to_wire,
@@ -17,7 +17,8 @@ from hisparsed.engine.messages import (
     report_to_wire,
 )
 from hisparsed.engine.port import ServingCounters
-from hisparsed.policy.decisions import EngineCommand
+from hisparsed.policy.decisions import EngineCommand, Reason
+from hisparsed.policy.forecasts import Figure, Outcome
 from hisparsed.policy.signals import (
     AdmissionOrder,
     AdmissionRules,
@@ -196,3 +197,17 @@ async def test_a_reserve_that_the_engine_bounded_or_lost_is_told(node: Any) -> N
     assert confirmed is not None
     (lost,) = confirmed.differences
     assert (lost.wanted, lost.found) == ("40 in reserve", "0 in reserve")
+
+
+async def test_the_verdict_on_a_move_is_news_although_its_lever_holds_as_before(node: Any) -> None:
+    await node.loop.start()
+    await node.ticks(1)
+    before = node.journal.ticks[-1].decision
+    still = replace(
+        before, levers=tuple(replace(one, reason=Reason.AT_TARGET) for one in before.levers)
+    )
+    assert not notable_levers(still, still)
+    split, *others = still.levers
+    outcome = Outcome(0.0, 10, 20, 60.0, {Figure.REACH: 64.0}, {Figure.REACH: 60.0})
+    judged = replace(still, levers=(replace(split, outcome=outcome), *others))
+    assert notable_levers(judged, still) == {Lever.SPLIT}

@@ -13,6 +13,7 @@ import pytest
 
 from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
+from hisparsed.policy.forecasts import Figure
 from hisparsed.policy.memory import Direction, Memory, MoveHistory
 from hisparsed.policy.reach import served_with
 from hisparsed.policy.schema import Policy
@@ -46,7 +47,7 @@ def last(kit, made: Policy, snapshot, seconds: int = 60, memory: Memory | None =
         # Acting is not applied here, so a move must not count as one.
         if decision.of(Lever.SPLIT).acts:
             following = dataclasses.replace(
-                following, split=memory.split, expectation=memory.expectation
+                following, split=memory.split, expectations=memory.expectations
             )
         memory = following
     return decision.of(Lever.SPLIT)
@@ -240,7 +241,7 @@ def test_chunks_in_flight_are_not_recalled(kit) -> None:
     memory = Memory()
     for one in kit.held_for(quiet, 60, tokens__prompt_total=1):
         _, memory = decide(policy(mode="advise"), one, memory)
-    proposal, _ = propose_split(policy(), kit.change(busy, at_s=one.at_s), memory)
+    proposal = propose_split(policy(), kit.change(busy, at_s=one.at_s), memory)
     assert proposal.reason is Reason.LIMITED_BY_IN_USE
     assert proposal.wanted == 4_000
 
@@ -501,18 +502,19 @@ def test_steps_of_one_way_are_judged_as_one(kit) -> None:
         decision, memory = decide(made, node, memory)
         lent = decision.commands.offload_target_blocks or lent
         at_s += 5
-    assert memory.expectation is not None
-    assert (memory.expectation.from_blocks, memory.expectation.to_blocks) == (100, 657)
-    assert memory.expectation.expected == pytest.approx((9_343 - 100 * 18) * 64, abs=64)
+    expected = memory.expectations[Lever.SPLIT]
+    assert (expected.current, expected.wanted) == (100, 657)
+    reach = expected.expected[Figure.REACH]
+    assert reach == pytest.approx((9_343 - 100 * 18) * 64, abs=64)
 
 
 def test_an_engine_that_began_anew_is_judged_by_nothing_old(kit) -> None:
     node = kit.change(kit.idle_snapshot(lent=300), requests__running=4, tokens__prompt_total=9)
     _, memory = decide(Policy(version=1), node, Memory())
-    assert memory.expectation is not None
+    assert Lever.SPLIT in memory.expectations
     again = kit.change(kit.idle_snapshot(lent=657), at_s=node.at_s + 1)
     _, memory = decide(Policy(version=1), again, memory)
-    assert memory.expectation is None
+    assert not memory.expectations
     assert dataclasses.replace(memory.split, undone=0) == memory.split
 
 

@@ -11,6 +11,9 @@ import pytest
 
 from hisparsed.engine.simulated.cost import VirtualClock
 from hisparsed.engine.simulated.work import WorkTotals
+from hisparsed.policy.forecasts import Figure
+from hisparsed.policy.signals import Lever
+from hisparsed.simulate.report import predictions, results_text
 from hisparsed.simulate.results import CallTimes, Limits, Measures, PolicyResult, Sample, summarise
 from hisparsed.simulate.run import Driver
 
@@ -60,6 +63,25 @@ def test_refusals_and_moves_of_the_warm_up_do_not_count() -> None:
         measures.count_refusal(at_s)
         measures.count_moves(at_s, 2)
     assert (measures.refused, measures.moves) == (2, 4)
+
+
+def test_predictions_of_a_policy_are_shown_over_its_runs() -> None:
+    measures = Measures(10.0, 110.0, samples=[sample(11.0), sample(109.0)])
+    measures.judged = [
+        (Lever.SPLIT, {Figure.REACH: 0.2}),
+        (Lever.MULTIPLIER, {Figure.FREED: 0.0, Figure.LOADED: 1.2}),
+        (Lever.SPLIT, {Figure.REACH: 0.1}),
+    ]
+    limits = Limits()
+    one = summarise("p", 1, 0, measures, scale=Fraction(1), copy_bandwidth=1.0, limits=limits)
+    assert PolicyResult.model_validate_json(one.model_dump_json()) == one
+    assert predictions([one, one.model_copy(update={"seed": 1})]) == [
+        "p: split, reach tokens: 4 moves, off by 20% (p50) and 20% (p90)",
+        "p: multiplier, loaded bytes per s: 2 moves, off by 120% (p50) and 120% (p90)",
+        "p: multiplier, freed gpu blocks: 2 moves, off by 0% (p50) and 0% (p90)",
+    ]
+    assert "Expected of moves against what came:\n  p: split" in results_text([one])
+    assert "Expected" not in results_text([one.model_copy(update={"predictions": ()})])
 
 
 def result(samples: Sequence[Sample], *calls: CallTimes) -> PolicyResult:

@@ -17,6 +17,7 @@ from recorded_node import recorded
 
 from hisparsed.control.journal.store import _POLICIES
 from hisparsed.policy.decisions import ACTING, Decision, EngineCommand, LeverDecision, Reason
+from hisparsed.policy.forecasts import Figure, Outcome
 from hisparsed.policy.signals import Lever
 from hisparsed.tui.app import NodeScreen, TopApp
 from hisparsed.tui.feed import journal_session
@@ -83,7 +84,11 @@ def test_a_recorded_decision_reads_as_the_daemon_showed_it(reason: Reason, bound
         view_tick,
     )
 
-    lever = LeverDecision(Lever.MULTIPLIER, 2.0, 2.0, None, reason, reason, {"a": 1.0}, "Why.")
+    figures = {Figure.FREED: 512.0}
+    lever = LeverDecision(
+        Lever.MULTIPLIER, 2.0, 2.0, None, reason, reason, {"a": 1.0}, "Why.",
+        figures, Outcome(12.0, 3.0, 2.0, 10.0, figures, {Figure.FREED: 500.0}),
+    )  # fmt: skip
     decision = Decision(1.0, 7, 3, (lever,), EngineCommand())
     error = None if bounded else "no memory"
     found = (Difference(Lever.MULTIPLIER, 2.0, 1.5),) if bounded else ()

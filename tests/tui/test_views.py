@@ -17,6 +17,7 @@ from hisparsed.tui.styled import Line
 from hisparsed.tui.views.decisions import (
     Filter,
     codes,
+    decision_detail,
     entries,
     entry_line,
     event_level,
@@ -159,6 +160,28 @@ def test_filters_of_the_journal() -> None:
     code = codes(MODEL)[0]
     assert {one["code"] for one in entries(MODEL, Filter(code=code))} == {code}
     assert entries(MODEL, Filter(search="no such words")) == []
+
+
+def test_a_decision_shows_what_is_expected_and_the_verdict_on_the_move_before() -> None:
+    entry = {
+        **recorded("decisions")["decisions"][0],
+        "expected": {"freed_gpu_blocks": 256.0},
+        "outcome": {
+            "current": 5.0,
+            "wanted": 4.0,
+            "expected": {"freed_gpu_blocks": 512.0, "loaded_bytes_per_s": 2e9},
+            "came": {"freed_gpu_blocks": 256.0},
+        },
+    }
+    words = plain(decision_detail(entry, None, 100))
+    assert "expected of this move\n  freed_gpu_blocks" in words
+    assert "results of the move from 5 to 4" in words
+    rows = [one.split() for one in words.splitlines() if len(one.split()) == 4]
+    assert ["freed_gpu_blocks", "512", "256", "50%"] in rows
+    assert ["loaded_bytes_per_s", "2,000,000,000", "-", "-"] in rows
+    assert "expected of this move" not in plain(
+        decision_detail({**entry, "expected": {}}, None, 100)
+    )
 
 
 def test_every_tick_brings_what_was_not_notable() -> None:

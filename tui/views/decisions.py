@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from hisparsed.policy.events import EventLevel, level_of
+from hisparsed.policy.forecasts import error_of
 from hisparsed.tui import format as fmt
 from hisparsed.tui.model import NodeModel
 from hisparsed.tui.styled import EMPTY, Line, Part, hanging, line, wrap
@@ -264,7 +265,11 @@ def decision_detail(entry: Document, whole: Document | None, width: int) -> list
                 f"{text(one, 'code') or '':<20} ",
             )
             lines += hanging(head, why_and_what(text(one, "sentence") or "")[0], width)
-    lines += [EMPTY, line(("figures, and what was expected", "title"))]
+    if expected := dig(entry, "expected"):
+        lines += [EMPTY, line(("expected of this move", "title")), *_figures(expected)]
+    if isinstance(outcome := entry.get("outcome"), dict):
+        lines += [EMPTY, *_outcome(outcome)]
+    lines += [EMPTY, line(("figures", "title"))]
     lines += _figures(dig(entry, "figures"))
     if whole is not None:
         lines += [EMPTY, line(("effect", "title")), *_measured(whole)]
@@ -282,6 +287,28 @@ def _figures(figures: object) -> list[Line]:
     return [
         line((f"  {name:<36}", "dim"), f"{_exact(value):>20}") for name, value in figures.items()
     ]
+
+
+def _outcome(outcome: Document) -> list[Line]:
+    """Expected and measured results of an earlier move."""
+    head = (
+        f"results of the move from {fmt.setting(outcome.get('current'))} to "
+        f"{fmt.setting(outcome.get('wanted'))}"
+    )
+    lines = [
+        line((head, "title")),
+        line((f"  {'':<36}{'expected':>20}{'came':>20}{'off by':>9}", "dim")),
+    ]
+    expected = dig(outcome, "expected")
+    for name in expected if isinstance(expected, dict) else {}:
+        wanted, came = number(expected, name), number(outcome, f"came.{name}")
+        off = fmt.UNKNOWN
+        if wanted is not None and came is not None:
+            off = f"{error_of(wanted, came):.0%}"
+        lines.append(
+            line((f"  {name:<36}", "dim"), f"{_exact(wanted):>20}{_exact(came):>20}{off:>9}")
+        )
+    return lines
 
 
 def _measured(whole: Document) -> list[Line]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, comput
 from hisparsed.engine.messages import ApplyResult
 from hisparsed.policy.decisions import Decision, EngineCommand, LeverDecision
 from hisparsed.policy.events import EventKind, EventLevel
+from hisparsed.policy.forecasts import Figure, Outcome
 from hisparsed.policy.signals import Lever, Snapshot
 
 SNAPSHOT_JSON: TypeAdapter[Snapshot] = TypeAdapter(Snapshot)
@@ -129,6 +130,10 @@ class DecisionView(BaseModel):
     """Why the command of this tick failed."""
     figures: dict[str, float | None]
     sentence: str
+    expected: dict[Figure, float] = {}
+    """Expected results of this move."""
+    outcome: Outcome | None = None
+    """In the tick in which an earlier move is judged."""
 
 
 class EventView(BaseModel):
@@ -203,6 +208,8 @@ def view_lever(
         error=applied.error if applied is not None and lever.acts else None,
         figures={name: _finite(value) for name, value in lever.figures.items()},
         sentence=lever.sentence,
+        expected=dict(lever.expected),
+        outcome=lever.outcome,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from hisparsed.control.journal.records import DecisionView, EventView
 from hisparsed.control.journal.replay import LeverReplay, Replay
 from hisparsed.control.text.status import clock_text, setting_text
+from hisparsed.policy.forecasts import Outcome, error_shares
 from hisparsed.policy.keys import settable_keys
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Lever
@@ -149,17 +150,25 @@ def explanation(
 ) -> str:
     """Both in order of time, ending in a newline; empty when there is nothing.
 
-    Sentences are wrapped to ``width`` columns.
+    Then how far off the predictions of the moves were that are judged in it. Sentences are wrapped
+    to ``width`` columns.
     """
     width = max(width, _LEAST_WIDTH)
-    order = list(Lever)
+    decisions, order = list(decisions), list(Lever)
     entries = [
         ((one.at_unix_s, one.sequence, order.index(one.lever)), list(_decision(one, width)))
         for one in decisions
     ]
     entries += [((one.at_unix_s, one.sequence, 0), list(_event(one, width))) for one in events]
     entries.sort(key=lambda entry: entry[0])
-    return "".join(f"{line}\n" for _, lines in entries for line in lines)
+    shown = [line for _, lines in entries for line in lines]
+    judged = error_shares(
+        (one.lever, one.outcome.errors) for one in decisions if one.outcome is not None
+    )
+    if judged:
+        shown += ["", "Expected against what came, of the moves judged above:"]
+        shown += [f"{_INDENT}{one.text}" for one in judged]
+    return "".join(f"{line}\n" for line in shown)
 
 
 def _decision(view: DecisionView, width: int) -> Iterator[str]:
@@ -173,8 +182,26 @@ def _decision(view: DecisionView, width: int) -> Iterator[str]:
         yield from _wrapped(f"The engine refused: {view.error}.", width)
     if view.in_force is not None:
         yield from _wrapped(f"The engine bounded it to {setting_text(view.in_force)}.", width)
+    if view.expected:
+        expected = {str(name): value for name, value in view.expected.items()}
+        yield from _wrapped(f"Expected: {figures_text(expected)}.", width)
+    if view.outcome is not None:
+        yield from _wrapped(_outcome(view.outcome), width)
     if view.figures:
         yield from _wrapped(figures_text(view.figures), width)
+
+
+def _outcome(outcome: Outcome) -> str:
+    parts = [
+        f"{_figure(name, outcome.came[name])} for {_figure(name, value)} expected, "
+        f"off by {format_fraction(round(outcome.errors[name], 2))}"
+        for name, value in outcome.expected.items()
+    ]
+    return (
+        f"Came of {setting_text(outcome.current)} to {setting_text(outcome.wanted)}, "
+        f"{format_duration(round(outcome.age_s))} ago, over {format_duration(outcome.window_s)}: "
+        f"{'; '.join(parts)}."
+    )
 
 
 def _event(view: EventView, width: int) -> Iterator[str]:
@@ -184,7 +211,7 @@ def _event(view: EventView, width: int) -> Iterator[str]:
         yield from [f"{_INDENT}{line}"] if line.startswith("  ") else _wrapped(line, width)
 
 
-def figures_text(figures: Mapping[str, float | None]) -> str:
+def figures_text(figures: Mapping[str, float] | Mapping[str, float | None]) -> str:
     """Names in words, each value in the unit that its name ends in."""
     return ", ".join(_figure(name, value) for name, value in figures.items())
 

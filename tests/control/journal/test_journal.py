@@ -21,10 +21,13 @@ from hisparsed.control.journal.records import (
     SNAPSHOT_JSON,
     PolicyRecord,
     TickRecord,
+    jsonable,
+    view_tick,
 )
 from hisparsed.control.journal.store import FILE_NAME, JournalStore, Query, Retention
 from hisparsed.policy.decide import decide
 from hisparsed.policy.decisions import Reason
+from hisparsed.policy.forecasts import Figure, Outcome
 from hisparsed.policy.memory import Memory
 from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import Lever
@@ -124,6 +127,39 @@ async def test_a_record_comes_back_as_it_was(disk: Disk, record: TickRecord) -> 
     ((snapshot, decision),) = disk.rows("SELECT snapshot, decision FROM ticks")
     assert SNAPSHOT_JSON.validate_json(snapshot) == record.snapshot
     assert DECISION_JSON.validate_json(decision) == record.decision
+
+
+async def test_what_a_move_was_to_bring_and_what_came_come_back(
+    disk: Disk, record: TickRecord
+) -> None:
+    expected = {Figure.FREED: 100.0, Figure.LOADED: 2e9}
+    came = {Figure.FREED: 90.0, Figure.LOADED: 3e9}
+    outcome = Outcome(12.0, 5.0, 4.0, 10.0, expected, came)
+    split, multiplier, *others = record.decision.levers
+    split = replace(split, expected={Figure.REACH: 64.0})
+    multiplier = replace(multiplier, outcome=outcome)
+    decision = replace(record.decision, levers=(split, multiplier, *others))
+    disk.writer.write([replace(record, decision=decision)])
+    ((text,),) = disk.rows("SELECT decision FROM ticks")
+    assert DECISION_JSON.validate_json(text) == decision
+    first, second, *_ = view_tick(replace(record, decision=decision))
+    assert first.expected == {Figure.REACH: 64.0}
+    assert second.outcome == outcome
+    assert outcome.errors == {Figure.FREED: 0.1, Figure.LOADED: 0.5}
+    assert jsonable(second)["outcome"]["came"] == {
+        "freed_gpu_blocks": 90.0,
+        "loaded_bytes_per_s": 3e9,
+    }
+
+
+async def test_a_decision_from_before_moves_were_judged_is_read(record: TickRecord) -> None:
+    old = DECISION_JSON.dump_python(record.decision, mode="json")
+    for lever in old["levers"]:
+        del lever["expected"], lever["outcome"]
+    assert DECISION_JSON.validate_json(json.dumps(old)) == replace(
+        record.decision,
+        levers=tuple(replace(one, expected={}, outcome=None) for one in record.decision.levers),
+    )
 
 
 async def test_a_recorded_snapshot_is_decided_the_same_again(

@@ -12,8 +12,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hisparsed.cli.app import app
+from hisparsed.control.journal.records import DecisionView
+from hisparsed.control.text.policy import explanation
 from hisparsed.errors import UserError
+from hisparsed.policy.forecasts import Figure, Outcome
 from hisparsed.policy.problems import ConfigError
+from hisparsed.policy.signals import Lever
 
 
 @pytest.fixture
@@ -251,3 +255,43 @@ async def test_explain_since_is_not_cut_at_twenty(
     document = await answer(served, "explain", "--all", "split", "--since", "25s")
     assert len(document["decisions"]) == 25
     assert len((await answer(served, "explain", "--all", "split"))["decisions"]) == 20
+
+
+def judged(sequence: int, came: float) -> DecisionView:
+    """A move of the multiplier, and the verdict on the one before."""
+    expected, found = {Figure.FREED: 512.0}, {Figure.FREED: came}
+    return DecisionView(
+        sequence=sequence,
+        at_unix_s=1_000.0 + sequence,
+        tick=sequence,
+        policy_generation=1,
+        policy_hash="0" * 64,
+        lever=Lever.MULTIPLIER,
+        code="GpuPoolPressure",
+        cause="GpuPoolPressure",
+        limited_by=None,
+        acts=True,
+        notable=True,
+        current=4.0,
+        wanted=3.0,
+        in_force=None,
+        error=None,
+        figures={},
+        sentence="Lease 3x.",
+        expected={Figure.FREED: 256.0, Figure.LOADED: 2_000_000_000},
+        outcome=Outcome(12.0, 5.0, 4.0, 10.0, expected, found),
+    )
+
+
+def test_a_decision_says_what_is_expected_and_what_came_of_the_move_before() -> None:
+    text = explanation([judged(1, 500.0), judged(2, 256.0)], [], width=100)
+    assert "Expected: freed GPU blocks 256, loaded 1.86GiB/s." in text
+    assert (
+        "Came of 5 to 4, 12s ago, over 10s: freed GPU blocks 256 for freed GPU blocks 512 "
+        "expected, off by 50%."
+    ) in " ".join(text.split())
+    assert text.endswith(
+        "Expected against what came, of the moves judged above:\n"
+        "    multiplier, freed gpu blocks: 2 moves, off by 50% (p50) and 50% (p90)\n"
+    )
+    assert "Expected" not in explanation([], [], width=100)
