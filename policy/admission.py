@@ -1,10 +1,10 @@
-"""Admission: in which order calls start, and what is held back.
+"""Admission: the order in which calls start, and which calls are held back.
 
 While the live set fits, vLLM's order is best. When it does not fit the smaller reach, calls whose
 prefix is still held start first and new sessions are limited. Ageing bounds how long a call may be
-passed over: a bound near the natural queueing time would age nearly every call, so it is kept
-several queueing times away, on a coarse scale so that it seldom changes. Decides only; the engine
-keeps the order, and the API makes calls wait or answers 429.
+passed over: a bound near the natural queueing time would age nearly every call, so it is several
+queueing times, on a coarse scale so that it seldom changes. Decides only; the engine keeps the
+order, and the API makes calls wait or answers 429.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hisparsed.policy.schema import Policy
 from hisparsed.policy.signals import AdmissionOrder, AdmissionRules, Lever, Snapshot
 
 _QUEUES = 4.0
-"""Queueing times that a call may be passed over for."""
+"""The bound, in queueing times."""
 _LET_GO = 2.0
-"""The bound comes down only once it is this many times too long."""
+"""The bound falls only when it is this many times too long."""
 
 
 def natural_wait_s(memory: Memory) -> float | None:
@@ -43,7 +43,7 @@ def natural_wait_s(memory: Memory) -> float | None:
 
 
 def ageing_s(policy: Policy, memory: Memory, in_force_s: float) -> float:
-    """The ageing bound to have: the policy's, or by the queue; never above ``max_wait``."""
+    """The wanted ageing bound: the policy's, or by the queue; never above ``max_wait``."""
     settings = policy.admission
     if not isinstance(settings.ageing, str):
         return settings.ageing
@@ -70,7 +70,7 @@ _HELD_FIRST = AdmissionOrder.HELD_PREFIX_FIRST
 def propose_admission(
     policy: Policy, snapshot: Snapshot, memory: Memory
 ) -> tuple[Proposal, AdmissionRules]:
-    """The proposal, and order with limits as they should be in force."""
+    """The proposal, and the wanted order with its limits."""
     order, reason, because = _order(policy, snapshot, memory)
     current, most = snapshot.admission, snapshot.geometry.max_num_seqs
     # In order of arrival no call is passed over, so the bound need not follow the queue.
@@ -109,7 +109,7 @@ def propose_admission(
 
 
 def left_in_force(snapshot: Snapshot) -> str:
-    """In words, what still shapes admission when the lever is switched off; may be empty."""
+    """In words, the order and limits that stay when the lever is switched off; may be empty."""
     current, parts = snapshot.admission, []
     if current.order is not AdmissionOrder.ARRIVAL:
         parts.append(f"the {current.order} order")

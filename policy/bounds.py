@@ -1,4 +1,4 @@
-"""What the policy's values mean on one node: whole host blocks, bounds, limits, and the start.
+"""The policy's values on one node: whole host blocks, bounds, limits, and the start.
 
 The offload pool's target is the one number that moves; the HiSparse pool has the rest of
 the budget, so its floor is a ceiling here and its ceiling a floor.
@@ -17,13 +17,13 @@ from hisparsed.policy.signals import AdmissionOrder, AdmissionRules, Lever, Pool
 _ROUNDING = 1e-9
 _TAIL_BLOCKS = 2
 _AUTO_MOST = 2.0
-"""``hot.max: auto`` in what vLLM itself reserves: misses fall little beyond."""
+"""``hot.max: auto`` in what vLLM itself reserves: above it misses fall only a little."""
 LEAST_AGEING_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class SplitBounds:
-    """Lowest and highest offload target, in host blocks, and which bound each one is."""
+    """Lowest and highest offload target, in host blocks, and the bound that each comes from."""
 
     low_blocks: int
     low_reason: Reason
@@ -66,13 +66,13 @@ def shared_blocks(policy: Policy, geometry: PoolGeometry) -> int:
 
 
 def reserve_blocks(policy: Policy, geometry: PoolGeometry) -> int:
-    """Host blocks that neither pool gets; one request's need outranks them."""
+    """Host blocks that neither pool gets; one request's need has priority."""
     most = max(0, geometry.budget_blocks - one_request_blocks(geometry))
     return min(most, _down(size_in_blocks(geometry, policy.pools.reserve)))
 
 
 def split_bounds(policy: Policy, geometry: PoolGeometry) -> SplitBounds:
-    """Bounds of the offload target; one request's need outranks every other bound."""
+    """Bounds of the offload target; one request's need has priority over every other bound."""
     shared, pools = shared_blocks(policy, geometry), policy.pools
     one_request = one_request_blocks(geometry)
     hisparse_floor = _up(size_in_blocks(geometry, pools.hisparse.floor))
@@ -124,7 +124,7 @@ def step_blocks(geometry: PoolGeometry, step: float) -> int:
 
 
 def hot_bounds(policy: Policy, geometry: PoolGeometry) -> HotBounds:
-    """The policy's range and step, kept inside what the node can legally lease."""
+    """The policy's range and step, limited to the sizes that the node can lease."""
     hot, unit = policy.hot, hot_unit(geometry)
     legal = min_lease_blocks(geometry)
     least = min(geometry.max_lease_blocks, max(legal, _up(hot.min / unit)))
@@ -155,7 +155,7 @@ def highest_multiplier(policy: Policy, decode_query_len: int) -> float:
 def engine_multiplier(policy: Policy, decode_query_len: int) -> float:
     """The largest lease that an engine is started for, and begins with.
 
-    Where the lever may not act nothing would bring it down, so ``auto`` is then vLLM's own.
+    A lever that may not act would never lower it, so ``auto`` is then vLLM's own.
     """
     acts = policy.mode_of(Lever.MULTIPLIER) is Mode.ACT
     if acts or not isinstance(policy.hot.max, str):
@@ -187,7 +187,7 @@ def lease_blocks(geometry: PoolGeometry, multiplier: float) -> int:
 
 
 def start_ageing_s(policy: Policy) -> float:
-    """The bound before anything was observed."""
+    """The bound before the first observation."""
     settings = policy.admission
     if not isinstance(settings.ageing, str):
         return settings.ageing
@@ -222,7 +222,7 @@ def start_admission(policy: Policy, max_num_seqs: int) -> AdmissionRules:
 
 
 def start_command(policy: Policy, geometry: PoolGeometry) -> EngineCommand:
-    """What to put in force before the first tick, for levers that the policy may act on.
+    """The command before the first tick, for levers that the policy may act on.
 
     Levers in another mode stay ``None``: the node keeps what its engine started with. So does
     the multiplier where it cannot change live.

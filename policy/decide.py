@@ -1,8 +1,8 @@
 """The policy engine's one entry: snapshot and memory in, decision and next memory out.
 
-Pure and deterministic, so a journal of snapshots can be decided again with another policy.
-It asks each lever for a proposal and lets modes, freezes, stale reports and levers that
-need a restart have the last word. It applies nothing.
+Pure and deterministic, so a journal of snapshots can be decided again with another policy. It asks
+each lever for a proposal; modes, freezes, stale reports and levers that need a restart overrule it.
+It applies nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from hisparsed.policy.split import PROBING, propose_split, reserve_differs
 from hisparsed.policy.watermark import DEFAULT, propose_watermark
 
 _BY_ORDER = frozenset({Reason.OUTSIDE_BOUNDS, Reason.POLICY_VALUE, Reason.FIXED_SPLIT})
-"""Moves that an operator asked for: a stall does not hold them."""
+"""Moves that an operator asked for; a stall does not prevent them."""
 
 
 def decide(policy: Policy, snapshot: Snapshot, memory: Memory) -> tuple[Decision, Memory]:
     """One tick: a decision for every lever, and the memory for the next tick.
 
-    A stale snapshot leaves no trace in memory. Moves are remembered as made, because the
-    next snapshot shows what came of them.
+    A stale snapshot leaves no trace in memory. Moves are remembered as made; the next snapshot
+    shows their effect.
     """
     stale = snapshot.report_age_s > policy.stale_after
     if not stale:
@@ -78,7 +78,7 @@ def _told(snapshot: Snapshot, memory: Memory, proposal: Proposal) -> Proposal:
 def _govern(
     policy: Policy, snapshot: Snapshot, proposal: Proposal, stale: bool, stall: str | None
 ) -> LeverDecision:
-    """The final decision: what the lever proposes, unless something forbids it."""
+    """The final decision: the lever's proposal, unless something forbids it."""
     mode = policy.mode_of(proposal.lever)
     lever = proposal.lever
     if mode is Mode.OFF:

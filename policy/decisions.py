@@ -69,7 +69,8 @@ class Reason(StrEnum):
 
     @property
     def shown_in_mode(self) -> str:
-        """The mode of a lever that decides so: act, advise or off; empty where any could."""
+        """The mode of a lever that decides with this reason: act, advise or off; empty where any
+        could."""
         if self.acts:
             return "act"
         return {Reason.ADVISE_ONLY: "advise", Reason.OFF: "off"}.get(self, "")
@@ -136,10 +137,10 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class LeverDecision:
-    """One lever, one tick. ``figures`` are what the reason rests on, units in their names.
+    """One lever, one tick. ``figures`` support the reason, with units in their names.
 
-    ``reason`` is final; ``cause`` is what the law said before a mode, a freeze or a pending
-    restart kept it from acting, and equals ``reason`` otherwise.
+    ``reason`` is final; ``cause`` is the law's reason if a mode, a freeze or a pending restart kept
+    it from acting, and equals ``reason`` otherwise.
     """
 
     lever: Lever
@@ -162,15 +163,15 @@ class LeverDecision:
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """What to change now; ``None`` leaves a lever alone. All pool targets come together.
+    """What to change now; ``None`` leaves a lever alone. Pool targets are given together.
 
-    The policy decides it, and the engine puts it in force between two steps, all or nothing.
-    Raises ``ValueError`` naming the value that cannot be right on any node.
+    The engine applies it between two steps, all or nothing. Raises ``ValueError`` naming a value
+    that is wrong on every node.
     """
 
     offload_target_blocks: int | None = None
     hisparse_target_blocks: int | None = None
-    """What the other targets leave to HiSparse."""
+    """The blocks that the other targets leave to HiSparse."""
     reserve_target_blocks: int | None = None
     release_reserve: bool | None = None
     """Whether the node gives the memory of reserve blocks back, now and from now on."""
@@ -199,7 +200,7 @@ class EngineCommand:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Every lever's decision, in the order of ``Lever``, and what follows from them."""
+    """Every lever's decision, in the order of ``Lever``, and the resulting command."""
 
     at_s: float
     tick: int

@@ -12,7 +12,7 @@ from hisparsed.policy.reach import live_load, reach_now, served_with
 from hisparsed.policy.signals import Snapshot
 
 GHOST_STEP = 0.01
-"""Share of the budget for which status and metrics show what ghost lists foretell."""
+"""Share of the budget for which status and metrics show the predictions of the ghost lists."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Loaded(Generic[M]):
     path: Path
     """Where it came from; for text without a file, its name."""
     positions: Mapping[KeyPath, Position]
-    """Where each key that was written stands, by its path."""
+    """The place of each key that was written, by its path."""
     text: str
     written: Mapping[str, Any]
     """The document as plain values: without defaults, units not yet read."""
@@ -101,7 +101,7 @@ def read_document(path: Path) -> bytes:
 def load_document(path: Path, model: type[M]) -> Loaded[M]:
     """Read and validate the file at ``path``.
 
-    Raises ``ConfigError`` with all problems in line order, also where there is no such file.
+    Raises ``ConfigError`` with all problems in line order, also for a missing file.
     """
     name = printable(str(path))
     try:
@@ -199,7 +199,8 @@ def locate(
 
 
 def _at_named(positions: Mapping[KeyPath, Position], problem: Problem) -> Problem:
-    """A default that does not go with a key that was written: at that key, which it names."""
+    """A default that conflicts with a key that was written: the problem is at that key, which it
+    names."""
     words = re.findall(r"\w+", problem.message)
     for word in words:
         place = positions.get((*problem.key, word))
@@ -379,7 +380,7 @@ def _fields(model: type[BaseModel]) -> dict[str | int, FieldInfo]:
 
 
 def _inside(annotation: Any, part: str | int) -> list[Any]:
-    """What the annotation says of the value under ``part``, unions taken apart."""
+    """The annotation of the value under ``part``, with unions split."""
     if _is_model(annotation):
         field = _fields(annotation).get(part)
         return _alternatives(field.annotation) if field is not None else []

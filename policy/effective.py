@@ -1,9 +1,8 @@
 """The policy in force: the document, then schedules, then what operators set, in that order.
 
-Every set of schedule entries that can be active at once is validated whole beforehand, so no
-clock can bring a policy that is not valid. ``sources_of`` says where each value comes from, and
-``pressure_now`` which pressure schedules go by. Pure: time, pressure and overrides come from
-outside.
+Every set of schedule entries that can be active at once is validated whole beforehand, so no clock
+can lead to an invalid policy. ``sources_of`` returns where each value comes from, and
+``pressure_now`` the pressure for schedules. Pure: time, pressure and overrides come from outside.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ none."""
 def left_out(before: Loaded[Policy], after: Loaded[Policy]) -> tuple[str, ...]:
     """Keys that the document ``before`` gives and ``after`` does not: they have their defaults.
 
-    A document that was cut off in the middle is often valid; this is what shows it.
+    A document that was cut off in the middle is often valid; these keys reveal it.
     """
     then, now = sources_of(before, (), ()), sources_of(after, (), ())
     return tuple(
@@ -217,7 +216,7 @@ class _Variant:
         self._changed[path] = source
 
     def _told(self, problem: Problem, path: KeyPath | None = None) -> Problem:
-        """The problem at the entry that brings it about, saying which are active."""
+        """The problem at the entry that causes it, naming the active entries."""
         at = problem.key if path is None else path
         said = problem.message
         if self._active:

@@ -1,4 +1,4 @@
-"""Kinds of events alongside the ticks, and how bad each is: stable names.
+"""Kinds of events, and the level of each: stable names.
 
 No decision reads them. They stand next to the reason codes because the daemon, its API and the
 TUI take both from one place; imports nothing.
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class EventLevel(StrEnum):
-    """From best to worst; the log uses the same three."""
+    """From least to most severe; the log uses the same three."""
 
     INFO = "info"
     WARNING = "warning"

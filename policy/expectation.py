@@ -27,7 +27,7 @@ from hisparsed.policy.signals import Lever, Snapshot
 from hisparsed.policy.units import format_bytes, format_fraction
 
 _JUDGE_ANYWAY = 4.0
-"""Windows after which a move that has not settled is judged by what it brought."""
+"""Windows after which a move that has not settled is judged as it is."""
 _EFFECTIVE_MEMORY_S = 3600.0
 _KEPT_ERRORS = 16
 _FEWEST_ERRORS = 3
@@ -186,7 +186,7 @@ def _measured(
     """At the load of the move where load changes the figure; ``None`` where it is not known."""
     signals, ratio = memory.signals, _hit_ratio(memory)
     if figure is Figure.REACH:
-        # Against the old split under today's load: what runs now is no merit of the move.
+        # Compared with the old split under the present load: the move does not change the load.
         there = reach_now(snapshot).min_tokens
         return float(there - _min_reach(policy, snapshot, int(moved.current)))
     if figure is Figure.SAVED:

@@ -1,10 +1,10 @@
 """Guards that hold a lever, shared by the levers: pure tests on past moves and on the signals.
 
 ``calm`` holds a move that comes too soon after earlier ones. The others distinguish a shortage of
-KV memory from what only looks like one: a stall, calls that a limit holds, a step filled by prefill
-and a node without traffic all make calls wait, and moving memory helps none of them. A guard
-answers with the reason to hold, or ``None``. Floors, ceilings and dead bands are not here: they
-depend on what a lever moves.
+KV memory from similar states: a stall, calls that a limit holds, a step filled by prefill and a
+node without traffic all make calls wait, and moving memory helps none of them. A guard answers with
+the reason to hold, or ``None``. Floors, ceilings and dead bands are not here: they depend on what a
+lever moves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hisparsed.policy.units import counted
 
 
 def pace(history: MoveHistory, back_off: BackOff) -> float:
-    """How many times longer thrift waits, because earlier thrift was undone."""
+    """How many times longer a saving waits, because earlier savings were undone."""
     # The exponent is bounded first: a large one would overflow.
     exponent = min(history.undone, 64)
     return float(min(back_off.factor**exponent, back_off.limit))
@@ -35,8 +35,8 @@ def calm(
 ) -> Reason | None:
     """Why a move in ``direction`` must still wait.
 
-    Hold-off and back-off bind thrift only: what was just given for safety is not taken
-    back, but more of it is never refused.
+    Hold-off and back-off apply to savings only: blocks that were just given for safety are not
+    taken back, but more are never refused.
     """
     elapsed_s = history.since_last_s(at_s)
     if elapsed_s < cool_down_s:
@@ -55,7 +55,7 @@ Held = tuple[Reason, str]
 
 
 def stalled(policy: Policy, snapshot: Snapshot, memory: Memory) -> str | None:
-    """In words, that calls are there, memory is free and nothing was computed; else ``None``."""
+    """The words for a stall (calls wait, memory is free, nothing was computed); else ``None``."""
     since_s = memory.signals.no_progress_since_s
     requests = snapshot.requests
     if since_s is None or not (requests.running or requests.waiting):
@@ -71,7 +71,8 @@ def stalled(policy: Policy, snapshot: Snapshot, memory: Memory) -> str | None:
 
 
 def without_traffic(snapshot: Snapshot, memory: Memory) -> str | None:
-    """In words, that nothing runs, waits or ran in the split's window; else ``None``."""
+    """The words for no traffic (nothing runs, waits or ran in the split's window); else
+    ``None``."""
     requests = snapshot.requests
     if requests.running or requests.waiting or memory.signals.split_tokens_total.rise:
         return None

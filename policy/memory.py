@@ -1,7 +1,7 @@
 """What the policy carries from tick to tick: windows of signals and past moves, frozen.
 
-``decide`` takes a ``Memory`` and returns the next; a fresh ``Memory()`` is the start of a node's
-life. Nothing outside this and the snapshot influences a decision. ``Window`` and ``Ewma`` hold
+``decide`` takes a ``Memory`` and returns the next; a fresh ``Memory()`` is the state at a node's
+start. A decision depends only on this, the policy and the snapshot. ``Window`` and ``Ewma`` hold
 lowest, highest, rate and smoothed value of a signal in bounded memory: samples fall into buckets,
 so an hour costs as much as a minute, and a window covers the asked span and at most one bucket
 more. Time is data: nothing here reads a clock.
@@ -123,14 +123,14 @@ class MoveHistory:
     last_direction: Direction | None = None
     last_safety_at_s: float | None = None
     undone: int = 0
-    """Moves that were taken back or did not bring what was expected."""
+    """Moves that were undone or missed their expectation."""
     undone_at_s: float = 0.0
 
     def moved(self, at_s: float, direction: Direction, *, probing: bool = False) -> MoveHistory:
         """The history with one more move.
 
-        Safety that follows thrift takes it back. A ``probing`` move, made on measured gains,
-        takes back whatever went the other way, and gives nothing for safety.
+        A move towards safety undoes the savings before it. A ``probing`` move, made on measured
+        gains, undoes moves in the other direction, and gives nothing for safety.
         """
         safety = direction is Direction.SAFETY
         turned = self.last_direction is not None and direction is not self.last_direction
@@ -144,11 +144,11 @@ class MoveHistory:
         )
 
     def disappointed(self, at_s: float) -> MoveHistory:
-        """The history after a move that did not bring what was expected."""
+        """The history after a move that missed its expectation."""
         return replace(self, undone=self.undone + 1, undone_at_s=at_s)
 
     def forgetting(self, at_s: float, forget_s: float) -> MoveHistory:
-        """The history without what was undone more than ``forget_s`` ago."""
+        """The history without moves undone more than ``forget_s`` ago."""
         if self.undone and at_s - self.undone_at_s > forget_s:
             return replace(self, undone=0)
         return self
@@ -237,7 +237,7 @@ class Memory:
     errors: Mapping[Lever, tuple[JudgedError, ...]] = field(default_factory=dict)
     """Of the moves that were judged last, oldest first."""
     effective: Ewma = field(default_factory=Ewma)
-    """Share of the split's moves that came true, recent ones weighing more."""
+    """Share of the split's moves that reached their expectation, recent ones weighing more."""
 
 
 def free_share(snapshot: Snapshot) -> float:

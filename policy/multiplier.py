@@ -1,13 +1,13 @@
-"""The multiplier: hot rows of a request, in whole hot blocks, and what another size is worth.
+"""The multiplier: hot rows of a request, in whole hot blocks, and the gain of another size.
 
 Shrinks when requests wait for GPU blocks, as long as the predicted miss traffic fits the PCIe
-budget and more requests side by side are worth those misses; grows back with room, or where fewer
-misses are worth more. Shrinking is the safe direction: it lets requests run.
+budget and more requests at a time save more than those misses cost. Grows back with room, or where
+fewer misses save more. Shrinking is the safe direction: it lets requests run.
 
-Worth is weighed in seconds of the node's time over one window. Smaller buffers let more requests
-share the time of steps that only decode, but each of them waits longer for rows; steps with
-prefill in them share nothing. Between changes ``sharing`` may divide the same budget by each
-request's own miss curve.
+Gain and cost are seconds of the node's time over one window. Smaller buffers let more requests
+share the time of steps that only decode, but each of them waits longer for rows; steps with prefill
+are not shared. Between changes ``sharing`` may divide the same budget by each request's own miss
+curve.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hisparsed.policy.signals import Lever, MissPoint, Snapshot
 from hisparsed.policy.units import format_bytes
 
 WORTH_MARGIN = 0.25
-"""By how much one side must outweigh the other: a dead band against turning back and forth."""
+"""The margin by which one side must exceed the other: a dead band against oscillation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _times(policy: Policy, memory: Memory) -> tuple[float, float] | None:
 
 
 def _share_of_blocks(snapshot: Snapshot, to_blocks: int) -> float | None:
-    """The change of a running request's hot rows, as a share of what it holds; negative if
+    """The change of a running request's hot rows, as a share of its present rows; negative if
     fewer."""
     gpu, running = snapshot.gpu, snapshot.requests.running
     used = gpu.total_blocks - gpu.free_blocks
@@ -92,7 +92,7 @@ def _share_of_blocks(snapshot: Snapshot, to_blocks: int) -> float | None:
 
 
 def _misses_then(snapshot: Snapshot, to_blocks: int, exponent: float) -> float:
-    """Misses with other leases, in those of now: by the node's curve, else by ``exponent``."""
+    """Misses with other leases / misses now: by the node's curve, else by ``exponent``."""
     now, then = snapshot.hot.multiplier, to_blocks * hot_unit(snapshot.geometry)
     points = snapshot.hot.predicted
     if len(points) > 1 and points[0].multiplier <= then:
@@ -207,8 +207,8 @@ def _shared_expected(memory: Memory, kept: float) -> Figures:
 def predicted_bytes_per_s(snapshot: Snapshot, memory: Memory, lease: int) -> float | None:
     """Host-to-GPU bytes per second if leases were ``lease`` blocks; ``None`` if unknown.
 
-    The node's own miss curve is used where it reaches; else measured loads are scaled by
-    (current / new) ** ``PESSIMISM``. Never above what missing every host row would cost.
+    The node's own miss curve is used where it reaches; else measured loads are scaled by (current /
+    new) ** ``PESSIMISM``. Never above the traffic if every host row missed.
     """
     signals, hot = memory.signals, snapshot.hot
     span_s = signals.shrink_loads_total.observed_s
@@ -264,7 +264,7 @@ def _shrink_held(
 
 
 def _widen_held(policy: Policy, snapshot: Snapshot, memory: Memory) -> Held | None:
-    """Why larger buffers must wait though they pay while others wait for blocks."""
+    """Why larger buffers must wait although they pay."""
     span_s = policy.hot.window_grow
     if not _leasing(snapshot):
         return Reason.NO_BENEFIT, "no running request leases a hot buffer"

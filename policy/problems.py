@@ -1,4 +1,4 @@
-"""What is wrong in a document, where, and the expected value.
+"""Problems of a document: what is wrong, where, and the expected value.
 
 `refuse` is for validators, `Problem` and `ConfigError` for code that shows them. Does not find
 problems.
@@ -97,7 +97,7 @@ class Problem:
 class ConfigError(Exception):
     """A document cannot be used; holds every problem found, in line order.
 
-    ``str()`` is one line a problem, ``render()`` shows the offending lines too.
+    ``str()`` is one line per problem, ``render()`` shows the offending lines too.
     """
 
     problems: tuple[Problem, ...]
@@ -128,7 +128,7 @@ def _visible(line: str) -> str:
 
 
 def _around(line: str, column: int) -> tuple[str, int]:
-    """A long line cut to what is around ``column``, and where that is then."""
+    """A long line cut to the part around ``column``, and the new column."""
     start = max(0, min(column - 1 - _LINE_CHARACTERS // 2, len(line) - _LINE_CHARACTERS))
     end = start + _LINE_CHARACTERS
     before, after = "..." if start else "", "..." if end < len(line) else ""

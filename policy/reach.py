@@ -1,10 +1,9 @@
 """Reach and the equal-reach split: integer arithmetic on real bytes, no judgement.
 
-Everything is counted in whole host blocks and whole chunks, so padding and copies are in
-it. A running request's tokens take room in **both** pools: its pages are in use in the
-HiSparse pool, and its chunks are the newest in the offload pool, which keeps them to the
-last. Leaving the second half out would shrink the offload pool while requests run and lose
-their prefixes when they finish.
+Everything is counted in whole host blocks and whole chunks, with padding and copies. A running
+request's tokens take room in **both** pools: its pages are in use in the HiSparse pool, and its
+chunks are the newest in the offload pool, which evicts them last. Without the second part the
+offload pool would shrink while requests run, and their prefixes would be lost when they finish.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Tokens of idle prefix that each pool can hold with what it owns now."""
+    """Tokens of idle prefix that each pool can hold with its present blocks."""
 
     hisparse_tokens: int
     offload_tokens: int
@@ -105,8 +104,7 @@ def equal_reach_blocks(
 def live_load(snapshot: EngineReport, reach: Reach) -> float:
     """The idle live set as a share of the smaller reach: the inverse of coverage.
 
-    Sessions that run now are held by what is in use, and reach excludes that; so they are
-    omitted of the live set as well.
+    Running sessions are in use, which reach excludes, so they are not in this live set either.
     """
     running_tokens = snapshot.hisparse.in_use_blocks * snapshot.geometry.block_tokens
     idle_tokens = max(0, snapshot.sessions.live_set_tokens - running_tokens)
@@ -116,7 +114,7 @@ def live_load(snapshot: EngineReport, reach: Reach) -> float:
 def served_with(points: tuple[GhostPoint, ...], extra_blocks: int) -> float | None:
     """Tokens that ``extra_blocks`` more would have served; ``None`` without a ghost list.
 
-    Between two points in proportion, beyond the last what the last says.
+    Interpolated between two points; beyond the last point, its value.
     """
     if not points:
         return None

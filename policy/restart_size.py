@@ -1,9 +1,9 @@
 """The multiplier where only a restart changes it: the size that the next start should have.
 
 With vLLM's own kernels every hot buffer has one size, from start to end, and rows are not counted
-step by step. What is known is the pressure on GPU blocks, and vLLM's sampled counters, which move
-once in some thousand steps: rates are of minutes. So this proposes no steps but a size that would
-do, and says what is missing where it cannot.
+step by step. The known figures are the pressure on GPU blocks and vLLM's sampled counters, which
+change once in some thousand steps, so rates are over minutes. This proposes a size instead of
+steps, or reports which signal is missing.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def sampled_bytes_per_s(memory: Memory) -> float | None:
 def _smaller(
     policy: Policy, snapshot: Snapshot, memory: Memory, lease: int, bounds: HotBounds
 ) -> int | Held:
-    """Blocks of a lease with which those who wait could run, if their misses fit."""
+    """Blocks of a lease with which the waiting requests could run, if their misses fit."""
     span_s = policy.hot.window_shrink
     if not _leasing(snapshot):
         return Reason.NO_BENEFIT, "no running request leases a hot buffer"
@@ -120,7 +120,7 @@ def _larger(policy: Policy, snapshot: Snapshot, memory: Memory, lease: int) -> i
         return _no_samples(memory)
     if not rate:
         return Reason.NO_BENEFIT, "no row was missed in vLLM's samples"
-    # Not the lease that vLLM's tables were made for: a restart makes them again.
+    # Not limited by the lease of vLLM's present tables: a restart creates new ones.
     most = math.floor(highest_multiplier(policy, geometry.decode_query_len) / hot_unit(geometry))
     least_free = (hot.free_low + hot.free_high) / 2 * snapshot.gpu.total_blocks
     spare = math.floor((snapshot.gpu.free_blocks - least_free) / (geometry.hot_groups * running))

@@ -1,8 +1,8 @@
 """Values above the document: schedules by time of day, by day or by pressure, and overrides.
 
 A schedule is an entry of the document; an override is a value that an operator sets for a time.
-What they make of the policy is in ``effective``. The daemon keeps the overrides and decides what
-becomes of them when the document changes.
+``effective`` applies them to the policy. The daemon keeps the overrides, also when the document
+changes.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def combinations(schedules: Sequence[Schedule]) -> Iterator[Active]:
 
 
 LONGEST_S = 366 * 86_400.0
-"""A value that is to last longer is set until it is unset, or written into the document."""
+"""A value for longer is set until unset, or written into the document."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The policy document: what an operator may say, with units, defaults and cross-checks.
+"""The policy document: its keys, with units, defaults and cross-checks.
 
 ``Policy`` is the whole document; `canary` and `health`, how the node watches itself, are here too.
 Unknown keys are refused. Checks that need the node (its budget and its largest request) are in
@@ -83,7 +83,7 @@ class Mode(StrEnum):
 _CAUTION = {Mode.ACT: 0, Mode.ADVISE: 1, Mode.OFF: 2}
 
 LEAST_RESTART_S = 10.0
-"""A step with a long prefill in it takes seconds."""
+"""A step with a long prefill takes seconds."""
 Tick = Annotated[Duration, Field(ge=0.05)]
 """Shorter ones would cost the engine and the journal more than they are worth."""
 

@@ -1,9 +1,9 @@
-"""What is made from the policy's schema: the reference page in Markdown, and the JSON Schema.
+"""Generates from the policy's schema the reference page in Markdown and the JSON Schema.
 
 `hisparsed policy reference` and `hisparsed policy schema` print them; tests keep the page in the
-documentation and the shipped schema file equal to them. In the JSON Schema sizes, times and
-shares are patterns or numbers; what needs two keys at once is checked by the daemon and by
-`hisparsed policy check`, not by the schema.
+documentation and the shipped schema file equal to them. In the JSON Schema sizes, times and shares
+are patterns or numbers; rules over two keys are checked by the daemon and by `hisparsed policy
+check`, not by the schema.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _values(field: FieldInfo) -> str:
 
 
 def _bound(field: FieldInfo, value: float) -> str:
-    """In the unit that values of the field are written in, where that is one."""
+    """In the unit in which values of the field are written, if it has one."""
     match unit_of(field):
         case "time":
             return format_duration(value)

@@ -28,7 +28,7 @@ PositiveDuration = Annotated[Duration, Field(gt=0)]
 
 
 def _bare(annotation: Any) -> Any:
-    """A type without what is noted on it; as it is where a unit is read first."""
+    """A type without its annotations; unchanged if it has a validator for units."""
     noted = getattr(annotation, "__metadata__", ())
     plain = noted and not any(isinstance(one, BeforeValidator) for one in noted)
     return get_args(annotation)[0] if plain else annotation

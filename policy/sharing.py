@@ -1,9 +1,9 @@
 """How running requests share the hot budget: by marginal gain from each one's own miss curve.
 
 Utility-based partitioning with lookahead (Qureshi and Patt, "Utility-Based Cache Partitioning",
-MICRO 2006): blocks go where the next stretch of blocks saves most misses per block, so a curve that
-only falls after a plateau is seen across it. ``share_hot_budget`` is pure arithmetic on hot blocks
-of one group. ``propose_sharing`` says when to share again: only when the curves promise enough, and
+MICRO 2006): blocks go where the next stretch of blocks saves most misses per block, also if a curve
+is flat first and falls later. ``share_hot_budget`` is pure arithmetic on hot blocks of one group.
+``propose_sharing`` decides when to share again: only if the curves predict a sufficient saving, and
 no more often than the multiplier itself may shrink.
 """
 
@@ -72,7 +72,7 @@ def share_hot_budget(
 
 
 def misses_at(curve: Sequence[LeasePoint], blocks: int) -> float:
-    """Misses a step with ``blocks``, in proportion between points, level beyond the ends."""
+    """Misses per step with ``blocks``, interpolated between points, constant beyond the ends."""
     before = curve[0]
     if blocks <= before.blocks:
         return before.misses_per_step
@@ -113,7 +113,7 @@ def _rooms(
 def _spend(
     requests: Sequence[RequestHot], rooms: Sequence[_Room], blocks: list[int], left: int
 ) -> int:
-    """Give blocks to the best stretch until nothing saves or nothing is left; what is left."""
+    """Give blocks to the best stretch until none saves or none is left; returns the rest."""
     heap: list[tuple[float, int, int]] = []
 
     def offer(index: int) -> None:
@@ -136,7 +136,7 @@ def _spend(
 
 
 def _best_stretch(request: RequestHot, start: int, end: int) -> tuple[float, int]:
-    """The most misses saved a block over any stretch from ``start``, and its length."""
+    """The most misses saved per block over any stretch from ``start``, and its length."""
     here = misses_at(request.curve, start)
     best, length = 0.0, 0
     ends = [point.blocks for point in request.curve if start < point.blocks < end]
@@ -150,7 +150,7 @@ def _best_stretch(request: RequestHot, start: int, end: int) -> tuple[float, int
 
 
 _FEWEST = 2
-"""Requests with a miss curve, below which there is nothing to share out."""
+"""Least requests with a miss curve to share between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Resharing:
 def propose_sharing(
     policy: Policy, snapshot: Snapshot, memory: Memory, lease: int, bounds: HotBounds
 ) -> Resharing | None:
-    """``None`` where requests share evenly and are to."""
+    """``None`` where requests share evenly and should."""
     apart = snapshot.hot.individual_leases
     # A request that has just begun has no curve yet: it keeps the multiplier's lease.
     requests = [request for request in snapshot.requests_hot if request.curve]

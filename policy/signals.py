@@ -1,12 +1,11 @@
 """The figures of a node: each is defined here once, units in every name.
 
 ``EngineReport`` is what the engine fills between two steps, ``Snapshot`` adds what the daemon
-knows: one frozen picture a tick, which the policy sees, the journal keeps, the status serves and
+knows: one frozen picture per tick, which the policy sees, the journal keeps, the status serves and
 the TUI shows. Imports the standard library only; nothing here measures, derives or judges. New
-fields have defaults, as older journals do not hold them. Counters named
-``*_total`` never go back while an engine lives. A *chunk* is one distinct piece of indexer
-KV, whatever the number of copies of it that are kept. ``Lever`` names what the policy can change
-live.
+fields have defaults, as older journals do not hold them. Counters named ``*_total`` never go back
+while an engine lives. A *chunk* is one distinct piece of indexer KV, whatever the number of copies
+of it that are kept. ``Lever`` names what the policy can change live.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Levers = Annotated[frozenset[Lever], _InOrder()]
 
 
 class AdmissionOrder(StrEnum):
-    """In which order waiting calls start."""
+    """The order in which waiting calls start."""
 
     ARRIVAL = "arrival"
     HELD_PREFIX_FIRST = "held-prefix-first"
@@ -52,9 +51,9 @@ class AdmissionOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolGeometry:
-    """What does not change while an engine lives.
+    """The sizes that do not change while an engine lives.
 
-    Raises ``ValueError`` naming the field when a size cannot be right.
+    Raises ``ValueError`` naming the field of an impossible size.
     """
 
     block_tokens: int
@@ -221,7 +220,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the engine has done so far; no change means a stall."""
+    """The engine's work so far; no change means a stall."""
 
     steps_total: int
     scheduled_tokens_total: int
@@ -231,14 +230,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class StepCpu:
-    """CPU time of the engine thread a step, the model apart: median and 99th percentile of the
+    """CPU time of the engine thread per step, without the model: median and 99th percentile of the
     steps of the last minute."""
 
     p50_s: float
     p99_s: float
     busy_ratio: float | None = None
-    """Share of that minute that the thread spent so; ``None`` where fewer than two steps are
-    known. With asynchronous scheduling the GPU waits for the engine core as it comes near 1."""
+    """Share of that minute in which the thread did this work; ``None`` where fewer than two steps
+    are known. With asynchronous scheduling the GPU waits for the engine core as it comes near 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +268,7 @@ class RequestHot:
     curve: tuple[LeasePoint, ...] = ()
     """Its own misses, rising in ``blocks``; empty where they are not measured."""
     weight: float = 1.0
-    """How much one of its misses counts."""
+    """The weight of one of its misses."""
 
 
 @dataclass(frozen=True, slots=True)

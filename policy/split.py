@@ -1,13 +1,12 @@
 """The pool split: equal reach of real bytes, approached from the safe side.
 
-An offload pool that is short loses prefixes outright, so that is put right at once and in
-large steps, whatever the window says. Taking back what it has too much of is thrift: slow,
-only with traffic, and only when HiSparse has nothing empty left.
+An offload pool that is too small loses prefixes, so it grows at once and in large steps, whatever
+the window shows. Taking back blocks that it does not need is a saving: slow, only with traffic, and
+only when HiSparse has no empty block left.
 
 Where the policy asks for it, measured marginal value corrects equal reach: both pools keep a ghost
-list of what they evicted, so the node knows the tokens that one step more would have served. It
-never goes below equal reach, and without ghost lists equal reach stands. Pure; moves no
-memory.
+list of what they evicted, so the node knows the tokens that one more step would have served. The
+target is never below equal reach; without ghost lists it is equal reach. Pure; moves no memory.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from hisparsed.policy.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Tokens per minute that one step more would have served, a pool."""
+    """Tokens per minute that one step more would have served, for each pool."""
 
     hisparse_per_min: float
     offload_per_min: float
     slack_per_min: float
-    """Tokens that the HiSparse pool evicted about as long ago as the offload pool would reach
-    back after giving a step away, and that it still holds. None: it would fall short."""
+    """Tokens at the far end of the offload pool's reach after giving a step away, which HiSparse
+    has evicted and the offload pool still holds. None: it would be too small."""
     step_blocks: int
 
     def saved_per_min(self, blocks: int) -> float:
@@ -104,7 +103,7 @@ def _per_min(window: Window, policy: Policy) -> float | None:
 
 
 PROBING = frozenset({Reason.OFFLOAD_WORTH_MORE, Reason.HISPARSE_WORTH_MORE})
-"""Moves made on measured gains: slow both ways, and judged by what they save."""
+"""Moves made on measured gains: slow in both directions, and judged by their saving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def propose_split(policy: Policy, snapshot: Snapshot, memory: Memory) -> Proposa
 
 
 def reserve_differs(policy: Policy, snapshot: Snapshot) -> str | None:
-    """In words, how the reserve in force is not the policy's; ``None`` when it is."""
+    """In words, how the reserve in force differs from the policy's; ``None`` when it does not."""
     wanted, reserve = reserve_blocks(policy, snapshot.geometry), snapshot.reserve
     if wanted != reserve.target_blocks:
         pinned = wanted and policy.pools.release_reserve and not reserve.can_release
@@ -226,7 +225,8 @@ def _expected(policy: Policy, snapshot: Snapshot, aim: _Aim, wanted: int) -> Fig
 def _limited(
     policy: Policy, snapshot: Snapshot, aim: int, bounds: SplitBounds
 ) -> tuple[int, Reason | None, str]:
-    """The part of the way to ``aim`` that one move may go, what cuts it, and in words."""
+    """The target of one move on the way to ``aim``, the bound that limits it, and the words for
+    it."""
     geometry, current = snapshot.geometry, snapshot.offload.target_blocks
     rebalance = policy.rebalance
     if aim > current:

@@ -19,7 +19,7 @@ _SIZE_UNITS: Final = _BINARY | _DECIMAL
 _SIZE_HINT: Final = "write a number with a unit such as 4GiB"
 _MAX_BYTES: Final = 2**63 - 1
 _LEAST_PLAIN_BYTES: Final = 1024
-"""A smaller plain number is a forgotten unit: no setting is meant to be a few bytes."""
+"""A smaller plain number is a forgotten unit: no setting is a few bytes."""
 
 _TIME_UNITS: Final = {
     "d": Decimal(86400),
@@ -29,11 +29,11 @@ _TIME_UNITS: Final = {
     "ms": Decimal("0.001"),
 }
 MIN_SECONDS: Final = 0.001
-"""The shortest time but none; what is shorter is nothing that a node could keep."""
+"""The shortest time except 0; a node could not keep a shorter one."""
 MAX_SECONDS: Final = 3650 * 86_400.0
 _TIME_RANGE: Final = "times are 0, or from 1ms to 3650d"
 MIN_SHARE: Final = 1e-6
-"""The smallest share but none."""
+"""The smallest share except 0."""
 _SHARE_RANGE: Final = "shares are 0%, or from 0.0001% to 100%"
 _TIME_HINT: Final = "write a time such as 30s, 250ms, 5m or 1h30m"
 

@@ -44,7 +44,7 @@ class Position:
 
 @dataclass
 class Tree:
-    """A document read: its value, where everything stands, and what is wrong with it so far."""
+    """A document read: its value, the place of every key, and the problems so far."""
 
     name: str
     value: dict[str, Any] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def read_scalar(text: str) -> bool | int | float | str | None:
 def read_tree(text: str, name: str) -> Tree:
     """Read ``text``; ``name`` is what errors call the file.
 
-    Raises ``ConfigError`` where nothing can be read on; lesser problems are in the result.
+    Raises ``ConfigError`` where reading cannot continue; lesser problems are in the result.
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         _stop(name, text, 0, 0, f"is larger than {MAX_BYTES // 2**20}MiB")
