@@ -85,8 +85,9 @@ crash: setup
 test-long: setup
 	@$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile --ignore tests/standin $(ARGS)
 
-# A command of its own: workers of a stand-in node spin while they wait, so these tests have the
-# machine for themselves, and take longer than all others. Once more on the vLLM of the CUDA lock: its Python over the installed one's compiled parts.
+# A command of its own: these tests start nodes of four processes that import vLLM, and take longer
+# than all others. Once more on the vLLM of the CUDA lock: its Python over the installed one's
+# compiled parts.
 CUDA_VLLM = $(shell sed -n 's/^vllm==\([0-9.]*\).*/\1/p' requirements-cuda.txt)
 
 standin: setup

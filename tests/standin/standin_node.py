@@ -111,7 +111,7 @@ class CudaNode(ServeProcess):
         **environment: str,
     ) -> None:
         self.evidence = files.folder / "evidence"
-        self.evidence.mkdir()
+        self.evidence.mkdir(exist_ok=True)
         super().__init__(
             files,
             program=program,

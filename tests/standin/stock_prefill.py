@@ -21,15 +21,18 @@ CARD_BYTES = 64 * 2**20
 
 
 class StockPrefill:
-    """``vllm serve`` of ``model``, ready to be asked. ``kill`` it: it keeps prefixes till then."""
+    """``vllm serve`` of ``model``, ready to be asked. ``kill`` it: it keeps prefixes till then.
 
-    def __init__(self, folder: Path, model: str) -> None:
+    ``folder`` must be there, and hold no other node.
+    """
+
+    def __init__(self, folder: Path, model: str, *, ranks: int = 1, drafts: int = 0) -> None:
         self.model = model
         self.port = free_port()
         self.side_channel = free_port()
         self._log = folder / "prefill.log"
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
-        options = {
+        options: dict[str, object] = {
             "port": self.port,
             "host": "127.0.0.1",
             "max-model-len": 1024,
@@ -38,7 +41,11 @@ class StockPrefill:
             "kv-cache-dtype": "fp8_ds_mla",
             "load-format": "dummy",
             "kv-transfer-config": json.dumps(transfer),
+            "tensor-parallel-size": ranks,
         }
+        if drafts:
+            speculative = {"method": "mtp", "num_speculative_tokens": drafts}
+            options["speculative-config"] = json.dumps(speculative)
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         # What `vllm serve` runs; the command itself asks for a distribution of that name.
         serve = ["-m", "vllm.entrypoints.openai.api_server", "--model", model, "--enforce-eager"]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from serve_process import until
 from standin_node import ANSWER, CARD_BYTES, CudaNode, cuda_files, prompts
 
+from hisparsed.node.engine.shared_memory import SharedMemoryRecord
+
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(3600)]
-in_work = pytest.mark.skipif(
-    not os.environ.get("HISPARSED_STANDIN"),
-    reason="not seen to pass since the status document changed; HISPARSED_STANDIN=1 runs it",
-)
 
 
 @pytest.fixture(scope="module")
@@ -69,29 +68,49 @@ def test_a_rank_that_dies_is_a_restart_with_its_reason(
     assert len(mortal.leftovers()) <= 1, "a dead engine's shared memory stays"
 
 
-@in_work
-def test_a_killed_node_leaves_memory_that_the_next_one_takes_back(
-    mortal: CudaNode, expected: list[list[int]], folder: Path
+def test_a_killed_node_leaves_memory_that_the_next_one_removes(
+    mortal: CudaNode, expected: list[list[int]]
 ) -> None:
-    os.killpg(mortal.pid, signal.SIGKILL)
+    """Killed with its whole group, while calls run and pools are in use."""
+    with ThreadPoolExecutor(1) as pool:
+        cut = pool.submit(mortal.together, prompts(3), 300)
+        until("calls run", mortal.running)
+        os.killpg(mortal.pid, signal.SIGKILL)
+        assert cut.exception() is not None
     until("all are dead", lambda: not mortal.session_members())
-    assert mortal.leftovers(), "the region of a killed node is still there"
-    again = CudaNode(cuda_files(folder / "second"), card_bytes=CARD_BYTES)
+    left = SharedMemoryRecord(mortal.files.state_dir).left()
+    names = {Path(file.path).name for file in left}
+    assert any(name.startswith("psm_") for name in names), "vLLM's queues are not on record"
+    assert names >= {path.name for path in mortal.leftovers()}
+    again = CudaNode(mortal.files, card_bytes=CARD_BYTES)
     try:
         again.wait_until_ready()
-        assert not mortal.leftovers(), "nothing removed what the dead node held"
+        assert not [file for file in left if file.is_there()], "it is not removed"
         assert again.together(prompts(0), ANSWER) == expected
         assert again.end() == 0
+        again.assert_nothing_left()
+        assert not SharedMemoryRecord(mortal.files.state_dir).left()
     finally:
         again.kill()
 
 
-@in_work
-def test_vllms_kernels_give_the_same_tokens(expected: list[list[int]], tmp_path: Path) -> None:
+def test_vllms_kernels_give_the_same_tokens(
+    mortal: CudaNode, expected: list[list[int]], tmp_path: Path
+) -> None:
+    """The last test: a machine may not hold two nodes."""
+    mortal.kill()
     other = CudaNode(cuda_files(tmp_path / "vllm", kernels="vllm"), card_bytes=CARD_BYTES)
     try:
         other.wait_until_ready()
+        assert [other.tokens(prompt, ANSWER) for prompt in prompts(0)] == expected
         assert other.together(prompts(0), ANSWER) == expected
+        observed = other.observed()
+        assert not observed.geometry.hot_live
+        assert not observed.ledger.violations
+        for worker in other.workers():
+            assert worker["resolver_hits"], "no row was found in a hot buffer"
+            assert worker["resolver_misses"], "no row was read from the host pool"
         assert other.end() == 0
+        assert not other.leftovers(), "shared memory is left behind"
     finally:
         other.kill()

@@ -30,13 +30,13 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaNode]:
 
 def test_tokens_stay_while_the_multiplier_moves_under_running_calls(drafting: CudaNode) -> None:
     node = drafting
-    alone = [node.tokens(prompt, ANSWER) for prompt in prompts(0)]
+    alone = [node.tokens(prompt, ANSWER) for prompt in prompts(10)]
     hot = node.observed().hot
     assert hot.resident_total == hot.references_total, "alone, a call reads only resident pages"
     seen = []
     with ThreadPoolExecutor(1) as pool:
         for key, size in BOUNDS:
-            answers = pool.submit(node.together, prompts(0), ANSWER)
+            answers = pool.submit(node.together, prompts(10), ANSWER)
             node.operate("/v1/policy/set", key=key, value=size, for_s=600)
             assert answers.result() == alone
             observed = node.observed()

@@ -35,6 +35,7 @@ def decode(folder: Path) -> Iterator[CudaNode]:
         yield served
         assert served.end() == 0, served.log_end()
         served.assert_nothing_left()
+        served.keep_evidence()
     finally:
         served.kill()
 
@@ -78,6 +79,23 @@ def test_tokens_are_those_of_one_node_while_the_split_moves(
         assert not observed.ledger.violations
         lent.add(observed.offload.lent_blocks)
     assert len(lent) == 3, f"the split did not move: {lent}"
+
+
+def test_two_prefill_ranks_are_one_to_a_decode_node_of_one(
+    prefill: StockPrefill, decode: CudaNode, folder: Path
+) -> None:
+    expected = [prefill.tokens(prompt, ANSWER) for prompt in prompts(60)]
+    (folder / "two").mkdir()
+    two = StockPrefill(folder / "two", str(decode.files.document["model"]), ranks=2)
+    try:
+        two.wait_until_ready()
+        before = fetched(decode)
+        assert [handed_over(two, decode, prompt) for prompt in prompts(60)] == expected
+        host, card = (now - then for now, then in zip(fetched(decode), before, strict=True))
+        assert 3 * LONG * 656 < host < 3 * (LONG + 64) * 656 * 6
+        assert card > 3 * LONG * 132
+    finally:
+        two.kill()
 
 
 def test_only_what_is_not_held_is_fetched(prefill: StockPrefill, decode: CudaNode) -> None:

@@ -1,6 +1,7 @@
-"""Writes the table of the worker's side into docs/cuda.md, from what a stand-in node called.
+"""Writes the table of the worker's side into docs/cuda.md, from what stand-in nodes called.
 
-``STANDIN_CALLS=DIR make standin && python tests/standin/worker_table.py DIR``.
+``STANDIN_CALLS=DIR`` keeps what the tests of one vLLM version called, then
+``python tests/standin/worker_table.py 0.32=DIR 0.33=DIR`` writes the table.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs" / "cuda.md"
@@ -31,6 +33,10 @@ PARTS = {
         "vllm/v1/kv_offload/",
         "vllm/v1/simple_kv_offload/",
     ),
+    "prefix from another node": (
+        "vllm/distributed/kv_transfer/kv_connector/v1/nixl/",
+        "vllm/distributed/kv_transfer/kv_connector/utils.py",
+    ),
     "attention and indexer": (
         "vllm/v1/attention/backends/mla/",
         "vllm/model_executor/layers/attention/",
@@ -51,6 +57,7 @@ STOOD_IN = {
         "`hisparse_invalidate_written_slots`, `swap_blocks_batch`, IPC events"
     ),
     "connectors and offloading": "`swap_blocks_batch`, `cudaHostUnregister`",
+    "prefix from another node": "NIXL's agent, which lets the kernel copy between processes",
     "attention and indexer": (
         "`flash_mla_sparse_fwd`, `flash_mla_with_kvcache`, `concat_and_cache_mla`, "
         "`concat_mla_q`, `cp_gather_and_upconvert_fp8_kv_cache`, "
@@ -64,6 +71,7 @@ ONLY_A_CARD = {
     "KV cache: planning, allocation, binding": "pinning",
     "HiSparse data plane": "order between streams and between ranks' events, PCIe",
     "connectors and offloading": "asynchronous copies, several registrations",
+    "prefix from another node": "UCX, reads from GPU to GPU, several machines",
     "attention and indexer": "the kernels",
     "model": "the kernels, FP8 weights, experts",
     "hisparsed": "Triton kernels compiled, copy stream and events",
@@ -93,22 +101,31 @@ def called(folder: Path) -> dict[str, set[str]]:
     return found
 
 
-def table(folder: Path) -> str:
+def table(folders: Mapping[str, Path]) -> str:
+    """``folders``: by version. What one version alone called is marked with it."""
     lines = [
         "| part | ran here | ran on a stand-in | only a card can run it |",
         "|---|---|---|---|",
     ]
-    found = called(folder)
+    found = {version: called(folder) for version, folder in folders.items()}
     for part in PARTS:
-        names = ", ".join(f"`{name}`" for name in sorted(found[part], key=str.lower))
+        versions: dict[str, list[str]] = defaultdict(list)
+        for version, parts in found.items():
+            for name in parts[part]:
+                versions[name].append(version)
+        names = ", ".join(
+            f"`{name}`" if len(versions[name]) == len(found) else f"`{name}` ({versions[name][0]})"
+            for name in sorted(versions, key=str.lower)
+        )
         lines.append(f"| {part} | {names} | {STOOD_IN[part]} | {ONLY_A_CARD[part]} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
+    folders = {version: Path(at) for version, _, at in (one.partition("=") for one in sys.argv[1:])}
     before, _, rest = DOCS.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    DOCS.write_text(f"{before}{BEGIN}{table(Path(sys.argv[1]))}{END}{after}")
+    DOCS.write_text(f"{before}{BEGIN}{table(folders)}{END}{after}")
 
 
 if __name__ == "__main__":

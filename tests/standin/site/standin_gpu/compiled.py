@@ -155,6 +155,7 @@ def hisparse_resolve_residency(
     if valid_counts is not None:
         valid_counts.copy_((topk >= 0).sum(dim=1))
     stats.view(torch.int64).add_(torch.tensor([hits, misses]))
+    evidence.count(resolver_hits=hits, resolver_misses=misses)
 
 
 def hisparse_gather_compact(

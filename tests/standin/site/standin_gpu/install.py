@@ -6,6 +6,8 @@ import functools
 import hashlib
 import math
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,10 +42,21 @@ def cache_operators() -> None:
         setattr(torch.ops._C_cache_ops, name, getattr(compiled, name))
 
 
+def rest_while_waiting() -> None:
+    """Processes sleep until vLLM's queue wakes them, and do not spin for a second first.
+
+    A small machine has fewer cores than a node has processes.
+    """
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    SpinCondition.__init__.__defaults__ = (0,)
+
+
 @functools.cache
 def install() -> None:
     """Once a process, before a model is built."""
     evidence.tell(role="worker")
+    rest_while_waiting()
     cache_operators()
     torch.ops._C.vocab_parallel_embedding = compiled.vocab_parallel_embedding
     torch.ops._C.top_k_per_row_prefill = compiled.top_k_per_row_prefill
@@ -187,7 +200,10 @@ def _count_chunk_batches() -> None:
 
 
 def _exact_products() -> None:
-    """Products in float64, rounded once: a row's result is the same in every batch."""
+    """Products in float64, rounded once: a row's result is the same in every batch, and with any
+    number of ranks."""
+    from vllm.model_executor.layers.linear import RowParallelLinear
+
     kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def wide(weight: torch.Tensor) -> torch.Tensor:
@@ -210,28 +226,79 @@ def _exact_products() -> None:
         return made if out is None else out.copy_(made)
 
     torch.bmm = bmm  # type: ignore[assignment]
+    whole = RowParallelLinear.forward
+
+    def partial(self: Any, values: torch.Tensor, *args: Any) -> Any:
+        if self.tp_size == 1:
+            return whole(self, values, *args)
+        if self.reduce_results or self.bias is not None or not self.return_bias:
+            raise RuntimeError("the stand-in leaves sums to the norm that follows them")
+        return values.double() @ wide(self.weight).T, None
+
+    RowParallelLinear.forward = partial
+    fused = "vllm.models.common.ops.fused_allreduce_rms_norm"
+    __import__(fused)
+    add = sys.modules[fused].tensor_model_parallel_all_reduce
+    _replace("tensor_model_parallel_all_reduce", lambda sums: add(sums).to(torch.bfloat16), fused)
 
 
 def _weights() -> None:
     """Dummy weights with which attention matters: each of its name's own, norms at one.
 
-    The same on every rank, as replicated ones have to be; the vocabulary's halves differ.
+    A rank has its part of what one rank would have, so nodes with different numbers of ranks run
+    the same model.
     """
-    from vllm.distributed import get_tensor_model_parallel_rank
     from vllm.model_executor.model_loader import dummy_loader
 
     def load_weights(self: Any, model: torch.nn.Module, model_config: Any) -> None:
         with torch.no_grad():
+            shards = {
+                id(shard.parameter): shard
+                for module in model.modules()
+                for shard in _shards(module)
+            }
             for name, parameter in model.named_parameters():
-                vocabulary = "embed_tokens" in name or "lm_head" in name
-                own = f"{name}/{get_tensor_model_parallel_rank()}" if vocabulary else name
-                seed = int.from_bytes(hashlib.sha256(own.encode()).digest()[:4], "big")
-                made = torch.empty(parameter.shape, dtype=torch.float32)
-                if parameter.dim() < 2:
-                    made.fill_(0.0 if name.endswith("bias") else 1.0)
-                else:
-                    generator = torch.Generator().manual_seed(seed)
-                    made.normal_(generator=generator).mul_(1 / math.sqrt(parameter.shape[-1]))
-                parameter.copy_(made.to(parameter.dtype))
+                shard = shards.get(id(parameter)) or _Shard(parameter)
+                parameter.copy_(shard.made(name).to(parameter.dtype))
 
     dummy_loader.DummyModelLoader.load_weights = load_weights
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """What rank ``rank`` of ``ranks`` has of a weight. ``sizes``: its parts along ``axis``, each
+    split between the ranks."""
+
+    parameter: torch.Tensor
+    axis: int = 0
+    sizes: tuple[int, ...] = ()
+    rank: int = 0
+    ranks: int = 1
+
+    def made(self, name: str) -> torch.Tensor:
+        shape = list(self.parameter.shape)
+        if len(shape) < 2:
+            return torch.full(shape, 0.0 if name.endswith("bias") else 1.0)
+        parts = []
+        for at, size in enumerate(self.sizes or shape[:1]):
+            shape[self.axis] = size * self.ranks
+            seed = hashlib.sha256(f"{name}/{at}".encode()).digest()[:4]
+            generator = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
+            whole = torch.empty(shape).normal_(generator=generator).mul_(1 / math.sqrt(shape[-1]))
+            parts.append(whole.narrow(self.axis, self.rank * size, size))
+        return torch.cat(parts, self.axis)
+
+
+def _shards(module: torch.nn.Module) -> Iterator[_Shard]:
+    from vllm.distributed import get_tensor_model_parallel_rank
+    from vllm.model_executor.layers import linear
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    at: Any = module
+    if isinstance(module, linear.RowParallelLinear):
+        yield _Shard(at.weight, 1, (at.weight.shape[1],), at.tp_rank, at.tp_size)
+    elif isinstance(module, linear.ColumnParallelLinear):
+        yield _Shard(at.weight, 0, tuple(at.output_partition_sizes), at.tp_rank, at.tp_size)
+    elif isinstance(module, VocabParallelEmbedding) and at.tp_size > 1:
+        rank = get_tensor_model_parallel_rank()
+        yield _Shard(at.weight, 0, (at.num_embeddings_per_partition,), rank, at.tp_size)

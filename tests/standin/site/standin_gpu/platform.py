@@ -91,6 +91,9 @@ class StandInPlatform(CudaPlatformBase):  # type: ignore[misc]
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         super().check_and_update_config(vllm_config)
+        from standin_gpu.install import rest_while_waiting
+
+        rest_while_waiting()
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == "vllm.v1.worker.gpu_worker.Worker":
             parallel.worker_cls = "standin_gpu.worker.StandInWorker"
