@@ -99,7 +99,7 @@ class ControlledScheduler:
             return self._take_output(*args, **kwargs)
 
     def _take_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        forget_failed_blocks(model_runner_output)
+        forget_failed_blocks(model_runner_output, calls_follow=self._prefixes is not None)
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         self.hisparsed.host.output_taken()
         self.hisparsed.canary.output_taken()

@@ -98,10 +98,14 @@ def fail_put_off_loads(scheduler: Any) -> None:
     put_off.clear()
 
 
-def forget_failed_blocks(model_output: Any) -> None:
-    """Leave failed loads to be known by their calls, where workers say which calls failed."""
+def forget_failed_blocks(model_output: Any, *, calls_follow: bool) -> None:
+    """Leave failed loads to be known by their calls, where workers say which calls failed.
+
+    ``calls_follow``: they say it later too. vLLM passes blocks on when the first rank names them,
+    and the call when the last rank has failed.
+    """
     workers = getattr(model_output, "kv_connector_output", None)
-    if workers is not None and getattr(workers, "failed_recving", None):
+    if workers is not None and (calls_follow or getattr(workers, "failed_recving", None)):
         workers.invalid_block_ids = set()
 
 

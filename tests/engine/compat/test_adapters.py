@@ -10,6 +10,7 @@ from hisparsed.engine.compat.adapters import (
     ActiveLimit,
     admission_cap,
     detached_blocks,
+    forget_failed_blocks,
     holders,
     remove_holder,
     waiting_queues,
@@ -171,3 +172,35 @@ def step(
             req_ids=list(cached), new_block_ids=list(cached.values())
         ),
     )
+
+
+def test_a_fetch_that_fails_on_one_rank_first_is_known_by_its_call() -> None:
+    """vLLM passes on the blocks that the first rank names, and the call with the last rank."""
+    from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+    failed = KVConnectorOutput(
+        finished_recving={"call"}, failed_recving={"call"}, invalid_block_ids={1, 2}
+    )
+    together = KVOutputAggregator(expected_finished_count=2)
+
+    def step(*ranks: KVConnectorOutput) -> ModelRunnerOutput:
+        whole = together.aggregate(
+            [
+                ModelRunnerOutput(req_ids=[], req_id_to_index={}, kv_connector_output=rank)
+                for rank in ranks
+            ]
+        )
+        assert whole is not None
+        return whole
+
+    first = step(failed, KVConnectorOutput())
+    assert first.kv_connector_output is not None
+    assert not first.kv_connector_output.failed_recving
+    forget_failed_blocks(first, calls_follow=False)
+    assert first.kv_connector_output.invalid_block_ids == {1, 2}, "no call follows: it is an error"
+    forget_failed_blocks(first, calls_follow=True)
+    assert not first.kv_connector_output.invalid_block_ids
+    last = step(KVConnectorOutput(), failed).kv_connector_output
+    assert last is not None
+    assert last.failed_recving == {"call"}
