@@ -1,7 +1,7 @@
 """The doctor of a serving node: it checks again from time to time and on request.
 
 Each check runs in its own thread, because a driver may take minutes to answer. Events report new
-findings and findings that are gone. The checks come from outside; nothing is repaired here and no
+findings and findings that are gone. The checks are passed in; nothing is repaired here and no
 request waits. ``DoctorApi`` has the routes.
 """
 
@@ -38,14 +38,14 @@ class Doctor(Protocol):
 
     @property
     def findings(self) -> Sequence[DoctorFinding]:
-        """Of the latest look; the first is made before the node takes anything."""
+        """Unix seconds of the latest run; the first is before the node takes anything."""
 
     def look(self) -> Sequence[DoctorFinding]:
-        """Look again at what can change while a node runs; may block, and may raise."""
+        """Check again what can change while a node runs; may block, and may raise."""
 
 
 class DoctorBusyError(RuntimeError):
-    """A look does not come back."""
+    """A run of the doctor does not end."""
 
 
 class DoctorWatch:
@@ -88,14 +88,13 @@ class DoctorWatch:
         )
 
     def watch(self, _outcome: TickOutcome) -> None:
-        """Begin a look where one is due."""
+        """Start a run if one is due."""
         if self._look is None and self._clock() - self._looked_s >= self._every_s:
             self._begin(DAEMON)
 
     async def look(self, *, actor: str) -> DoctorStatus:
-        """Look now; a request during a look gets the result of that look. Raises
-        ``DoctorBusyError``.
-        """
+        """Run now; a request during a run gets the result of that run. Raises
+        ``DoctorBusyError``."""
         task = self._look or self._begin(actor)
         await asyncio.shield(task)
         if self._hanging:
@@ -131,12 +130,12 @@ class DoctorWatch:
             self._look = None
 
     async def _in_thread(self) -> Sequence[DoctorFinding]:
-        """Not in the pool of the loop: its end would wait for a look that hangs."""
+        """Not in the loop's thread pool: its shutdown would wait for a run that hangs."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Sequence[DoctorFinding]] = loop.create_future()
 
         def settle(found: Sequence[DoctorFinding] | Exception) -> None:
-            self._thread = None  # it has nothing left to do but to end
+            self._thread = None  # this thread ends now
             if result.done():
                 return
             if isinstance(found, Exception):

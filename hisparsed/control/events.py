@@ -1,4 +1,4 @@
-"""Events alongside the ticks, and the stream that carries them to listeners.
+"""Events, and the stream that carries them to listeners.
 
 ``EventRecorder`` writes an event to the journal, the event stream and the log in one call.
 ``Broadcast`` sends messages to every listener and waits for none of them.
@@ -18,7 +18,7 @@ from hisparsed.policy.events import EventKind, EventLevel
 from hisparsed.policy.problems import printable
 
 KEEPALIVE_S = 5.0
-"""A listener that gets nothing for much longer may take the daemon for dead."""
+"""A listener without messages for much longer may take the daemon for dead."""
 _BACKLOG = 64
 
 
@@ -53,8 +53,8 @@ class Broadcast:
     def listen(
         self, *, keepalive: Callable[[], Message] | None = None, keepalive_s: float = KEEPALIVE_S
     ) -> Iterator[AsyncIterator[Message]]:
-        """Messages from now on, until ``close``; where none comes for ``keepalive_s``, what
-        ``keepalive`` makes."""
+        """Messages from now on, until ``close``; if none arrives for ``keepalive_s``, the message
+        of ``keepalive``."""
         backlog: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=_BACKLOG)
         if self._closed:
             backlog.put_nowait(None)

@@ -1,8 +1,9 @@
 """Configuration files that change on disk: the watch, and the node's document.
 
 Editors replace files and Kubernetes swaps a symbolic link, so folders are watched and contents
-compared; a slow look continues on file systems that report no changes. ``NodeFile`` compares the
-node's document with what runs: a change waits for a restart and is shown as pending.
+compared; on file systems that report no changes the files are read now and then. ``NodeFile``
+compares the node's document with the running configuration: a change waits for a restart and is
+shown as pending.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SLOW_LOOK_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """``look`` compares the file with what is known of it; called often, so it must be cheap."""
+    """``look`` compares the file with its last content; called often, so it must be cheap."""
 
     path: Path
     look: Callable[[], None]
@@ -44,7 +45,7 @@ class Watched:
 def fingerprint(path: Path) -> str:
     """SHA-256 of the content in hexadecimal, or why there is none to read.
 
-    Of a file that is too large for a document, only the beginning counts.
+    For a file that is too large for a document, only of its beginning.
     """
     try:
         return hashlib.sha256(read_document(path)).hexdigest()
@@ -61,13 +62,13 @@ def unexpected(error: Exception) -> str:
 
 
 def folders_of(files: Sequence[Watched]) -> dict[Path, tuple[int, int]]:
-    """Where each file's name stands, and where the file itself is when the name is a link.
+    """The folder of each file's name, and the folder of the file itself when the name is a link.
 
-    Each with what distinguishes a folder from another of its name. Those that cannot be seen are
-    omitted.
+    Each with the identity of the folder, which a new one of the same name does not have. Folders
+    that cannot be read are omitted.
     """
     names = {file.path.absolute().parent for file in files}
-    # Not ``Path.resolve``, which raises for links that lead in a circle.
+    # Not ``Path.resolve``, which raises for links that form a cycle.
     places = {Path(os.path.realpath(file.path)).parent for file in files}
     found = {}
     for folder in names | places:
@@ -149,7 +150,7 @@ class NodeFile:
             self.pending = differences(config, self._load(self._path))
 
     def look(self) -> None:
-        """Compare again if the file is another one than at the last look."""
+        """Compare again if the file changed since the last look."""
         found = fingerprint(self._path)
         if found == self._seen:
             return

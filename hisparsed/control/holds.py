@@ -1,7 +1,7 @@
 """Frozen levers and more cautious modes that operators put above the policy.
 
-Holds live in memory: they survive a policy reload and end with the daemon. They can only hold the
-policy back. To allow more, edit the document or set a value for a time.
+Holds live in memory: they survive a policy reload and end with the daemon. They can only restrict
+the policy. To allow more, edit the document or set a value for a time.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Holds:
     ) -> None:
         """``None`` goes back to the policy's mode.
 
-        Raises ``ValueError`` when ``policy`` is more cautious than ``mode`` for one of the
-        levers; none changes then.
+        Raises ``ValueError`` when ``policy`` is more cautious than ``mode`` for one of the levers;
+        then no mode changes.
         """
         levers = tuple(levers)
         if mode is None:

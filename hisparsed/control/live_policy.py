@@ -2,8 +2,8 @@
 
 Everything is checked as a whole and replaced as a whole; an invalid change leaves the last good
 policy in force. ``reload`` reads the document; the control loop takes what is in force at its next
-tick. ``ClockJump`` detects that the machine's clock was set, so that a value set for a time
-lasts as long as was asked. Watches no files and records no events.
+tick. ``ClockJump`` detects that the machine's clock was set, so that an override lasts as long as
+was asked. Watches no files and records no events.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class ClockJump:
         self._apart_s = wall_clock() - clock()
 
     def since_last_s(self) -> float:
-        """By how much the wall clock was set since it was last asked; 0 when it was not."""
+        """Seconds by which the wall clock was set since the last call; 0 if it was not set."""
         before_s = self._clock()
         wall_s = self._wall_clock()
         if self._clock() - before_s > _LONGEST_READ_S:
-            return 0.0  # stopped between the two clocks, which says nothing
+            return 0.0  # paused between the two readings, which proves nothing
         jump_s = wall_s - before_s - self._apart_s
         self._apart_s += jump_s
         return jump_s if abs(jump_s) >= LEAST_JUMP_S else 0.0
@@ -184,7 +184,7 @@ class PolicySource:
 
     @property
     def not_kept(self) -> str | None:
-        """Why what operators set would not survive a restart; ``None`` when it would."""
+        """Why the values that operators set would not survive a restart; ``None`` if they would."""
         return self._file.error if self._file is not None else None
 
     @property
@@ -204,7 +204,7 @@ class PolicySource:
         return start_multiplier(self.active.value, decode_query_len)
 
     def changed_on_disk(self) -> bool:
-        """Whether the file holds something else than at the latest reload, good or bad."""
+        """Whether the file changed since the latest reload, valid or not."""
         return fingerprint(self._path) != self._tried
 
     def pending_restart(self) -> tuple[PendingRestart, ...]:
@@ -232,9 +232,9 @@ class PolicySource:
         return (PendingRestart("hot.start", f"{running:g}", f"{wanted:g}"),)
 
     def bind(self, geometry: PoolGeometry) -> tuple[Dropped, ...]:
-        """Tell the node's sizes; from now on a policy must be possible on this node.
+        """Set the node's sizes; from now on a policy must be possible on this node.
 
-        Returns what operators had set and is not. Raises ``UserError`` when the document is not.
+        Returns the overrides that are not possible. Raises ``UserError`` when the document is not.
         """
         self._geometry = geometry
         try:
@@ -245,10 +245,10 @@ class PolicySource:
         return self._put(self._checked.loaded, self.overrides)
 
     def restore(self, file: OverrideFile) -> tuple[Dropped, ...]:
-        """Take up what ``file`` kept, and keep it there from now on.
+        """Load the overrides that ``file`` kept, and keep them there from now on.
 
-        Returns what is no longer valid. Raises ``OverrideFileError`` when it cannot be read; it is
-        then set aside and a new one was created.
+        Returns those that are no longer valid. Raises ``OverrideFileError`` when it cannot be read;
+        it is then set aside and a new one was created.
         """
         self._file = file
         now_s = self._wall_clock()
@@ -258,7 +258,7 @@ class PolicySource:
         return self._put(self._checked.loaded, kept)
 
     def reload(self, *, actor: str = "daemon") -> Reload:
-        """Load the document again; anything wrong with it leaves the policy in force alone."""
+        """Load the document again; if it has any problem, the policy in force stays."""
         self._tried = fingerprint(self._path)
         try:
             loaded = load_document(self._path, Policy)
@@ -285,7 +285,7 @@ class PolicySource:
     def set(self, override: Override) -> None:
         """Put a value above the document, in place of an earlier one for the key.
 
-        Raises ``ConfigError`` when no valid policy comes of it; nothing changes then.
+        Raises ``ConfigError`` when the result is not a valid policy; then nothing changes.
         """
         others = tuple(one for one in self.overrides if one.key != override.key)
         self._checked = check_policy(self._checked.loaded, (*others, override), self._node_problems)
@@ -335,7 +335,7 @@ class PolicySource:
         )
 
     def judge(self, text: str) -> Judged:
-        """What ``reload`` would say of ``text``."""
+        """The result that ``reload`` would have with ``text``."""
         try:
             loaded = parse_document(text, str(self._path), Policy)
             policy = check_policy(loaded, (), self._node_problems).loaded.value
@@ -374,7 +374,7 @@ class PolicySource:
         return checked, tuple(dropped)
 
     def _changed(self) -> None:
-        """Overrides are other ones now: a new generation, and the file follows."""
+        """The overrides have changed: start a new generation and write the file."""
         self._active = ActivePolicy(
             self._active.value,
             self._active.generation + 1,

@@ -1,7 +1,7 @@
 """The control loop: observe, decide, apply, confirm from the next report, journal.
 
-Clocks, sleep and engine come from outside. Judges nothing: that is the policy's. A failed
-report or command is counted and the loop continues; a dead engine ends it, and others report it.
+Clocks, sleep and engine are passed in. The policy makes all decisions. A failed report or command
+is counted and the loop continues; a dead engine ends it, and others report it.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class ControlPlane:
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
     targets: TargetFile | None = None
-    """Keeps what is in force over a restart; ``None`` where nothing is kept."""
+    """Keeps the targets in force over a restart; ``None`` to keep none."""
 
 
 class ControlLoop:
-    """One engine life. ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds.
+    """The loop of one engine. ``clock`` is monotonic seconds, ``wall_clock`` Unix seconds.
 
-    ``set_admission`` puts limits in force that the API side keeps; it is called with each
-    admission that the engine accepted. ``refused`` counts calls that these limits refused. Call
-    ``start`` once, then ``run``.
+    ``set_admission`` applies the limits that the API enforces; it is called with each admission
+    that the engine accepted. ``refused`` counts calls that these limits refused. Call ``start``
+    once, then ``run``.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class ControlLoop:
         self._tick = 0
 
     async def start(self) -> None:
-        """Take the first report, check the policy against the node, put the start in force.
+        """Take the first report, check the policy for the node, apply the start values.
 
         Raises ``UserError`` when the policy is impossible on this node, and whatever the
         engine raises: a node whose engine refuses its start must not serve.
@@ -133,7 +133,7 @@ class ControlLoop:
         command = start_command(policy, geometry)
         empty = command.offload_target_blocks is None and report.offload.target_blocks == 0
         if empty and geometry.lends:
-            # Whatever the mode, a node that begins with an empty offload pool would never hit.
+            # In every mode: a node that starts with an empty offload pool would never have a hit.
             blocks = start_blocks(policy, geometry)
             command = replace(command, offload_target_blocks=blocks)
         kept = None
@@ -179,7 +179,8 @@ class ControlLoop:
             await self._sleep(due_s - now_s)
 
     async def _safe_tick(self) -> None:
-        """An error in deciding must not take the requests down: the levers stay, it continues."""
+        """An error in a decision must not stop the requests: the levers stay, and the loop
+        continues."""
         try:
             await self.tick()
         except EngineGone:
@@ -250,7 +251,7 @@ class ControlLoop:
         self._journal.record(record)
         tick_s = self._clock() - began_s
         self._metrics.count_tick(record, tick_s)
-        # Without a new report nothing is known of the engine: it may be in one long step.
+        # Without a new report the engine's state is unknown: it may be in one long step.
         still = stalled(policy, snapshot, self._memory) if fresh else None
         self._status.show(TickOutcome(record, policy, self._reported_at_s, tick_s, still))
         if record.sentence is not None:

@@ -1,8 +1,8 @@
-"""What the engine reports and what it put in force, for the policy; pure, and keeps nothing.
+"""The engine's report and the values that it put in force, for the policy. Pure and without state.
 
 ``observe`` adds to a report what the daemon knows. ``bounded_levers``, ``confirm`` and
 ``cycle_sentence`` compare a command with what the engine applied, and describe it in one sentence.
-Times come in as numbers.
+Times are passed in as numbers.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def observe(
     live_levers: frozenset[Lever] = frozenset(Lever),
     frozen_levers: frozenset[Lever] = frozenset(),
 ) -> Snapshot:
-    """The snapshot of one tick. ``last_admission`` is what was last put in force: of it come the
-    limits that the API side enforces."""
+    """The snapshot of one tick. ``last_admission`` is the one last put in force; the limits that
+    the API enforces are taken from it."""
     reported = {one.name: getattr(report, one.name) for one in fields(EngineReport)}
     reported["requests"] = replace(report.requests, refused_total=serving.refused)
     reported["admission"] = replace(
@@ -74,7 +74,7 @@ _SAME_MULTIPLIER = 1e-6
 
 
 def bounded_levers(command: EngineCommand, result: ApplyResult) -> tuple[Difference, ...]:
-    """Levers that the engine put elsewhere than asked, such as at its own floor."""
+    """Levers that the engine set to another value than asked, such as its own floor."""
     found: list[Difference] = []
     target = command.offload_target_blocks
     if target is not None and target != result.offload_target_blocks:
@@ -101,7 +101,7 @@ def bounded_levers(command: EngineCommand, result: ApplyResult) -> tuple[Differe
 
 
 def confirm(tick: int, applied: Applied, report: EngineReport) -> Confirmation | None:
-    """Whether what ``applied`` put in force still is; ``None`` when it had failed."""
+    """Whether the values of ``applied`` are still in force; ``None`` if it failed."""
     result, command = applied.result, applied.command
     if result is None:
         return None
@@ -136,7 +136,7 @@ def notable_levers(decision: Decision, previous: Decision | None) -> frozenset[L
 
 
 def _said_otherwise(now: LeverDecision, before: LeverDecision) -> bool:
-    """Another reason, or other advice: in advise mode the advice is the news."""
+    """A different reason, or in advise mode different advice."""
     if now.reason is not before.reason:
         return True
     advice = (now.cause, now.wanted)

@@ -25,7 +25,7 @@ from hisparsed.policy.yaml_tree import read_scalar
 
 
 def record_dropped(recorder: EventRecorder, dropped: Iterable[Dropped]) -> None:
-    """Each override that the policy no longer allows, with the reason."""
+    """The overrides that the policy no longer allows, each with the reason."""
     for one in dropped:
         override = one.override
         recorder.event(
@@ -36,7 +36,8 @@ def record_dropped(recorder: EventRecorder, dropped: Iterable[Dropped]) -> None:
 
 
 def restore_overrides(source: PolicySource, recorder: EventRecorder, folder: Path) -> None:
-    """Take up what operators had set before a restart; what cannot be is announced."""
+    """Load the values that operators had set before a restart; those that are impossible are
+    reported."""
     try:
         record_dropped(recorder, source.restore(OverrideFile(folder)))
     except OverrideFileError as error:
@@ -72,7 +73,7 @@ FILE_WATCH = "file watch"
 
 
 class StaleGenerationError(Exception):
-    """The policy is no longer the one that the caller had seen."""
+    """The policy has changed since the caller saw it."""
 
 
 class Operator:
@@ -96,7 +97,7 @@ class Operator:
         return self._holds
 
     def reload(self, *, actor: str, expected_generation: int | None = None) -> Reload:
-        """Load the policy document; a bad one is rejected and the active one stays."""
+        """Load the policy document; an invalid one is rejected and the active one stays."""
         self._check(expected_generation)
         before, was_bad = self._source.active.generation, self._source.rejection is not None
         reload = self._source.reload(actor=actor)
@@ -122,9 +123,7 @@ class Operator:
         return reload
 
     def reload_if_changed(self) -> None:
-        """Reload where the file is another one than at the latest reload, regardless of who asked
-        for it.
-        """
+        """Reload if the file changed since the latest reload, whoever asked for that."""
         if self._source.changed_on_disk():
             self.reload(actor=FILE_WATCH)
 
@@ -139,8 +138,8 @@ class Operator:
     ) -> Override:
         """Put a value above the document for ``for_s`` seconds, or until unset when ``None``.
 
-        Text is read as the document would read it. Raises ``ConfigError`` when no valid policy
-        comes of it; nothing changes then.
+        Text is read as the document would read it. Raises ``ConfigError`` when the result is not a
+        valid policy; then nothing changes.
         """
         self._check(expected_generation)
         now_s = self._wall_clock()
@@ -160,7 +159,7 @@ class Operator:
         return override
 
     def unset_value(self, key: str, *, actor: str, expected_generation: int | None = None) -> None:
-        """End what was set for ``key``. Raises ``LookupError`` when nothing is."""
+        """End the override of ``key``. Raises ``LookupError`` when there is none."""
         self._check(expected_generation)
         dropped = self._source.unset(key)
         self._recorder.event(EventKind.VALUE_UNSET, f"{actor} unset {key}.", actor=actor)

@@ -81,7 +81,7 @@ class PolicyJournal:
             return
         self._kept = mark
         document = policy_in_force(self._source, self._holds, self._pending())
-        # The text of the file is on the node; what it says is in the values.
+        # The text of the file is on the node; its content is in the values.
         del document["document"]
         record = PolicyRecord(self._wall_clock(), self._source.active.generation, document)
         self._journal.record(record)

@@ -36,10 +36,10 @@ def write_state_file(path: Path, data: bytes) -> None:
 def save_evidence_file(
     folder: Path, prefix: str, at_unix_s: float, document: Mapping[str, Any], *, most: int
 ) -> Path:
-    """Write one of at most ``most`` files, whole or not at all; the oldest go.
+    """Write one of at most ``most`` files, whole or not at all; the oldest are deleted.
 
-    Names have the time, and only rise: after a clock was set back, the newest would otherwise be
-    taken for the oldest. Raises ``OSError``.
+    Names have the time and always increase; otherwise, after the clock was set back, the newest
+    would be taken for the oldest. Raises ``OSError``.
     """
     folder.mkdir(mode=EVIDENCE_FOLDER_MODE, exist_ok=True)
     before = sorted(folder.glob(f"{prefix}-*.json"))
@@ -54,7 +54,7 @@ def save_evidence_file(
 
 
 def _number(path: Path) -> int:
-    """0 where another user named the file."""
+    """0 for a file with a foreign name."""
     digits = path.stem.rpartition("-")[2]
     return int(digits) if digits.isascii() and digits.isdecimal() else 0
 
@@ -63,7 +63,7 @@ OVERRIDES_FILE_NAME = "overrides.json"
 
 
 class OverrideFileError(Exception):
-    """The file could not be used; the message says what became of it."""
+    """The file could not be used; the message says what was done with it."""
 
 
 class _OverridesDocument(BaseModel):
@@ -124,7 +124,7 @@ TARGETS_FILE_NAME = "targets.json"
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the engine last confirmed, and the admission that went with it."""
+    """The values that the engine last confirmed, with the admission."""
 
     offload_target_blocks: Annotated[int, Field(ge=0)]
     multiplier: Annotated[float, Field(gt=0)]
@@ -141,7 +141,7 @@ class _TargetsDocument(BaseModel):
 
 
 class TargetFile:
-    """``targets.json`` in ``folder``. Trouble with it is logged and never stops the node."""
+    """``targets.json`` in ``folder``. Errors with it are logged and never stop the node."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / TARGETS_FILE_NAME
@@ -186,11 +186,11 @@ class TargetFile:
 
     @property
     def owed(self) -> bool:
-        """Whether the latest targets are in no file yet."""
+        """Whether the latest targets are not in the file yet."""
         return self._owed is not None
 
     def retry(self) -> None:
-        """Write what could not be written before."""
+        """Write the targets that could not be written before."""
         if self._owed is not None:
             self._write(self._owed)
 
@@ -214,7 +214,7 @@ class TargetFile:
 def with_kept_targets(
     commands: EngineCommand, targets: Targets, policy: Policy, geometry: PoolGeometry
 ) -> EngineCommand:
-    """The start's commands with what was kept instead of the policy's start values.
+    """The start's commands with the kept targets instead of the policy's start values.
 
     Levers that the policy may not act on stay as they are.
     """
@@ -229,7 +229,7 @@ def with_kept_targets(
         lease = hot_bounds(policy, geometry).clamp(lease_blocks(geometry, targets.multiplier))
         commands = replace(commands, multiplier=lease * hot_unit(geometry))
     if commands.admission is not None:
-        # Limits are the policy's; what was learnt is the order, and what comes with it.
+        # The limits are the policy's; the order and its ageing were learnt.
         kept = targets.admission
         commands = replace(
             commands,

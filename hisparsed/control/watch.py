@@ -1,4 +1,4 @@
-"""Watches that turn trouble into events: a broken host ledger, GPUs, files that cannot be written.
+"""Watches that report trouble as events: a broken host ledger, GPUs, files that cannot be written.
 
 ``LedgerGuard`` freezes all levers until a check of the whole ledger is clean. ``GpuEvents`` reports
 a GPU that is lost or slowed for long. ``StateWatch`` reports state files that cannot be written.
@@ -26,7 +26,7 @@ _ALL = frozenset(Lever)
 
 
 class LedgerGuard:
-    """One engine life. Call ``look`` with each new report."""
+    """For one engine. Call ``look`` with each new report."""
 
     def __init__(self, engine: EnginePort, holds: Holds, recorder: EventRecorder) -> None:
         self._engine = engine
@@ -69,9 +69,9 @@ class LedgerGuard:
 
 
 HELD_S = 10.0
-"""Clocks that are held down for a moment cost nothing."""
+"""Clocks that are lowered for a moment cost nothing."""
 FREE_S = 60.0
-"""At full speed for this long before it is said: heat comes and goes."""
+"""At full speed for this long before it is reported, because heat varies."""
 _NORMAL = frozenset({"power-cap"})
 
 
@@ -81,7 +81,7 @@ class _Known:
     reported: frozenset[str] = frozenset()
     """Reasons that were reported; empty at full speed."""
     changed_s: float | None = None
-    """Since when it is held down without a report of it, or free after it was."""
+    """Since when it is slow and not reported, or fast and not reported."""
 
 
 class GpuEvents:
@@ -102,7 +102,7 @@ class GpuEvents:
 async def report_gpus(
     status: Callable[[], GpusStatus | None], recorder: EventRecorder, *, every_s: float = 1.0
 ) -> None:
-    """Until cancelled, also while no engine runs: a lost GPU is what ends one."""
+    """Until cancelled, also while no engine runs, because a lost GPU ends the engine."""
     events = GpuEvents()
     while True:
         for kind, sentence in events.changes(status(), time.monotonic()):
@@ -146,7 +146,7 @@ def _throttled(
 
 
 class StateWatch:
-    """``files`` says of each small file why it cannot be written; ``None`` when it can.
+    """``files`` returns for each small file why it cannot be written; ``None`` when it can.
 
     Call ``watch`` after each tick.
     """

@@ -98,7 +98,7 @@ class _SetBody(_Body):
     value: Annotated[SetValue, WithJsonSchema(_VALUE_SCHEMA)]
     """Text is read as the policy document would read it."""
     for_s: Annotated[float | None, AfterValidator(_span), WithJsonSchema(_SPAN_SCHEMA)]
-    """Seconds; `null` lasts until it is unset, and must be said."""
+    """Seconds; `null` lasts until it is unset, and must be given."""
 
 
 class _UnsetBody(_Body):
@@ -316,7 +316,7 @@ class PolicyApi:
 
 
 def _words(error: ConfigError) -> str:
-    """What is wrong; the place only where it is in the document."""
+    """The problem; with the place if it is in the document."""
     return "\n".join(
         str(one) if one.line else f"{key_text(one.key)}: {one.words}" for one in error.problems
     )

@@ -55,14 +55,14 @@ class Peer:
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """The process that connected; raises ``OSError`` for a socket that is no Unix socket."""
+    """The process that connected; raises ``OSError`` for a socket that is not a Unix socket."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     _pid, uid, gid = struct.unpack("3i", credentials)
     groups = array.array("I")
     try:
         groups.frombytes(connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS))
     except OSError:
-        groups = array.array("I")  # a kernel before 4.13: the first group must do
+        groups = array.array("I")  # a kernel before 4.13: only the first group is known
     return Peer(uid, frozenset((gid, *groups)))
 
 
@@ -72,7 +72,7 @@ def may_change(peer: Peer, *, owner_uid: int, group_gid: int) -> bool:
 
 
 class PeerProtocol(BoundedProtocol):
-    """Says who the client is; uvicorn leaves that empty on a Unix socket."""
+    """Names the client; uvicorn leaves that empty on a Unix socket."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -92,7 +92,7 @@ def _owners(path: Path) -> tuple[int, int]:
 
 
 class PeerGuard:
-    """Refuses changes of those who may only look; what came in another way passes."""
+    """Refuses changes by clients that may only read; requests that arrived in another way pass."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -116,7 +116,7 @@ class PeerGuard:
 
 
 def peer_user(scope: Any) -> str | None:
-    """The user that the kernel names; ``None`` for a request that came in another way."""
+    """The user that the kernel names; ``None`` for a request that arrived in another way."""
     client = scope.get("client")
     if client is None or not client[0].startswith(_SCHEME):
         return None
@@ -124,7 +124,7 @@ def peer_user(scope: Any) -> str | None:
 
 
 def recorded_actor(scope: Any, claimed: str) -> str:
-    """What the journal says: the claim, and the user behind it where that is another name."""
+    """The actor for the journal: the claimed name, and the user behind it if the name differs."""
     user = peer_user(scope)
     return claimed if user in (None, claimed) else f"{claimed} (as {user})"
 
@@ -148,7 +148,7 @@ def _log(_: EventKind, sentence: str) -> None:
 
 
 def path_problem(path: Path) -> str | None:
-    """Why no socket can be at ``path``, as far as its name says."""
+    """Why no socket can be at ``path``, judged by its name."""
     if len(os.fsencode(path)) <= LONGEST_PATH_BYTES:
         return None
     return (
@@ -212,7 +212,7 @@ class ControlServer:
         return server, serving
 
     async def stop(self) -> None:
-        """Answer what is asked already, then remove the socket if it is still this one."""
+        """Answer open requests, then remove the socket if it is still this one."""
         if self._looking is not None:
             self._looking.cancel()
         self._end_streams()
@@ -270,7 +270,7 @@ class ControlServer:
             self._lock()
             _remove_stale(path)
             listener.bind(str(path))
-            # Nobody can connect before listen(), so the mode is right from the first connection.
+            # No client can connect before listen(), so the mode is right from the first connection.
             path.chmod(MODE)
             listener.listen(64)
             listener.setblocking(False)

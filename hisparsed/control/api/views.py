@@ -1,7 +1,7 @@
-"""Read-only routes for people who look closely: requests, log lines, whole ticks, history.
+"""Read-only routes for details: requests, log lines, whole ticks, history.
 
-Nothing here changes anything. What is expensive to make (the table of requests) is made when asked
-for, not every tick.
+Nothing here changes anything. The table of requests is expensive, so it is made when asked for, not
+every tick.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class _TickQuery(_Query):
 
 
 class ApiViews:
-    """``engine`` gives what asks the engine for its requests; ``None`` while none serves."""
+    """``engine`` returns the object that asks the engine for its requests; ``None`` while none
+    serves."""
 
     def __init__(
         self,
@@ -73,7 +74,8 @@ class ApiViews:
         self._broadcast = broadcast
 
     def watch(self, outcome: TickOutcome) -> None:
-        """After every tick: keep history, and send the listeners the new log lines in one."""
+        """After every tick: keep history, and send the new log lines to the listeners in one
+        message."""
         self.history.watch(outcome)
         lines = self.logs.take_new()
         if lines and self._broadcast.listeners:

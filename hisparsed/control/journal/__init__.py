@@ -1,1 +1,1 @@
-"""The journal: what every tick decided, and events alongside the ticks; in memory and in SQLite."""
+"""The journal: the decisions of every tick, and events; in memory and in SQLite."""

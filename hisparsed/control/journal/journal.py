@@ -44,12 +44,12 @@ LAST_RETRY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class JournalHealth:
-    """``error`` says why nothing is written now; ``None`` while the file is written."""
+    """``error``: why nothing is written now; ``None`` while the file is written."""
 
     error: str | None = None
     written: int = 0
     dropped: int = 0
-    """Records that are in no file."""
+    """Records that were not written to a file."""
     failures: int = 0
     set_aside: int = 0
     lost: int = 0
@@ -85,11 +85,11 @@ class JournalWriter:
         self._retry_s = FIRST_RETRY_S
         self._retry_at_s = 0.0
         self._policy: Sequence[PolicyRecord] = ()
-        """The policy in force, where it was written before."""
+        """The policy in force, if it was written before."""
         self.health = JournalHealth()
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write them, or count them as dropped. Never raises for trouble with the file."""
+        """Write them, or count them as dropped. Never raises for errors of the file."""
         if self.health.error is not None and self._clock() < self._retry_at_s:
             self._change(dropped=self.health.dropped + len(records))
             return
@@ -97,7 +97,7 @@ class JournalWriter:
             self._opened().write(records)
             self._keep_policy(records)
         except Exception as error:
-            # Whatever it is, it must not end the thread: then nothing would ever be written again.
+            # No error may end the thread: nothing would be written after it.
             self._failed(error, len(records))
             return
         self._change(written=self.health.written + len(records))
@@ -170,7 +170,7 @@ class JournalWriter:
                 f"it and tries again, in {self._retry_s:g}s first."
             )
         if is_damaged(error):
-            # Set aside here, since the next opening may look at other pages and find nothing.
+            # Set aside here, since the next open may read other pages and find no damage.
             try:
                 self._set_file_aside(error)
             except OSError as trouble:
@@ -257,7 +257,7 @@ class Journal:
         return tuple(self._ticks)
 
     async def decisions(self, query: Query) -> list[DecisionView]:
-        """Decisions that fit, newest first; the file's part is omitted if it cannot be read."""
+        """Matching decisions, newest first; the file's part is omitted if it cannot be read."""
         found = list(islice(self._in_memory(query), query.limit))
         oldest = self._ticks[0] if self._ticks else None
         missing = query.limit - len(found)

@@ -1,4 +1,4 @@
-"""The entries of the journal: what one tick leaves behind, and events alongside the ticks.
+"""The entries of the journal: the record of one tick, and events.
 
 Also their flat views for the API. A number that JSON cannot hold becomes null.
 """
@@ -24,7 +24,7 @@ DECISION_JSON: TypeAdapter[Decision] = TypeAdapter(Decision)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One lever where the engine holds something else than was asked or expected."""
+    """One lever whose value in the engine differs from the command or the expectation."""
 
     lever: Lever
     wanted: float | str
@@ -33,9 +33,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """One command and what came of it: a result, or an error and nothing changed.
+    """One command and its result, or an error, in which case nothing changed.
 
-    ``bounded`` names the levers that the engine put elsewhere than asked.
+    ``bounded`` names the levers that the engine set to another value than asked.
     """
 
     command: EngineCommand
@@ -46,7 +46,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """What the next report showed of the command of ``tick``; no differences is confirmed."""
+    """The next report's view of the command of ``tick``; without differences it is confirmed."""
 
     tick: int
     differences: tuple[Difference, ...]
@@ -84,7 +84,7 @@ class TickRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something alongside the ticks; ``actor`` is who did it, ``daemon`` if no user did."""
+    """An event; ``actor`` is who caused it, ``daemon`` if no user did."""
 
     sequence: int
     at_unix_s: float
@@ -125,7 +125,7 @@ class DecisionView(BaseModel):
     current: float | str
     wanted: float | str
     in_force: float | str | None
-    """What the engine put in force, where it is not what was wanted."""
+    """The value that the engine put in force, if it is not the wanted one."""
     error: str | None
     """Why the command of this tick failed."""
     figures: dict[str, float | None]

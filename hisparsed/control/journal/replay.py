@@ -1,8 +1,8 @@
-"""Recorded journals: read as a running node would answer, or decided with another policy.
+"""Recorded journals: read like a running node, or decided with another policy.
 
-Any node's recording will do, a simulated one's too. A recording does not react: where the other
-policy would have moved, the next snapshot still shows the node as it was. So the first difference
-is exact and later ones are only hints. Reads only.
+Any node's recording is accepted, also a simulated one's. A recording does not react: where the
+other policy would have moved, the next snapshot still shows the node as it was. So the first
+difference is exact and later ones are only hints. Reads only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hisparsed.policy.schedules import Pressure
 from hisparsed.policy.signals import Lever, Snapshot
 
 _OTHER_RUN = ""
-"""A run that no record has: nothing of the file is omitted."""
+"""The id of no run, so that no record of the file is omitted."""
 
 
 class RecordedJournal:
@@ -79,7 +79,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """One lever where the policies decide differently, in the same way tick after tick."""
+    """One lever for which the policies decide differently, in the same way for some ticks."""
 
     at_unix_s: float
     """Of the first of these ticks."""
@@ -92,13 +92,13 @@ class Parting:
     replayed: str
     replayed_wanted: float | str
     sentence: str
-    """What the other policy says, in the first of these ticks."""
+    """The other policy's sentence in the first of these ticks."""
     ticks: int = 1
     last_unix_s: float = 0.0
     """Of the last of these ticks."""
 
     def goes_on(self, other: Parting) -> bool:
-        """Whether ``other``, of the same lever and the next tick, says the same."""
+        """Whether ``other``, of the same lever and the next tick, is the same difference."""
         return self._decided == other._decided
 
     @property
@@ -116,7 +116,7 @@ class LeverReplay:
     recorded_reasons: dict[str, int]
     replayed_reasons: dict[str, int]
     recorded_last: float | str
-    """What it wanted in the last tick."""
+    """The value that it wanted in the last tick."""
     replayed_last: float | str
 
 
@@ -131,7 +131,7 @@ class Replay:
     begin_unix_s: float
     end_unix_s: float
     parted: int
-    """Ticks in which at least one lever parts."""
+    """Ticks in which the decisions on at least one lever differ."""
     first: tuple[Parting, ...]
     levers: dict[Lever, LeverReplay]
 
@@ -139,7 +139,7 @@ class Replay:
 def replay_journal(
     path: Path, policy: CheckedPolicy, *, last_s: float | None = None, first: int = 10
 ) -> Replay:
-    """Replay a journal file, or the one in a state folder; any node's will do.
+    """Replay a journal file, or the one in a state folder; any node's is accepted.
 
     ``last_s`` takes only the end of the recording, ``first`` is how many differences are kept, each
     of as many ticks as it lasts. Raises ``UserError`` when there is no
@@ -174,7 +174,7 @@ def _replay(
         if tick is None:
             unreadable += 1
             continue
-        # Ticks of one run count from 1 with each engine, and its policy began without a memory.
+        # Ticks of one run start at 1 with each engine, and its policy starts without a memory.
         if tick.run != run or tick.decision.tick <= number:
             memory, pressure, run = Memory(), Pressure.LOW, tick.run
             runs.add(tick.run)
@@ -232,7 +232,7 @@ def _parting(tick: Tick, old: LeverDecision, new: LeverDecision) -> Parting:
 
 
 class _Shown:
-    """The first ``most`` differences; one that continues in the next tick is not another one."""
+    """The first ``most`` differences; one that continues in the next tick is counted once."""
 
     def __init__(self, most: int) -> None:
         self.partings: list[Parting] = []
@@ -270,7 +270,7 @@ class _Tally:
         return self._last is not None
 
     def take(self, old: LeverDecision, new: LeverDecision) -> bool:
-        """Count one tick; whether the decisions part."""
+        """Count one tick; returns whether the decisions differ."""
         self._last = old, new
         self._old[old.reason.value] += 1
         self._new[new.reason.value] += 1

@@ -1,8 +1,8 @@
 """The journal's file: SQLite in the state folder, one schema version, bounded in size.
 
 Synchronous. The journal's thread writes; readers open the file on their own and only read. A
-damaged file, or one of another version, is set aside and never deleted. Also finds one tick whole,
-in memory or in the file, with its confirmation and its effect.
+damaged file, or one of another version, is renamed and never deleted. Also finds one whole tick, in
+memory or in the file, with its confirmation and its effect.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CREATE TABLE events (
     id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, sequence INTEGER NOT NULL,
     at_unix_s REAL NOT NULL, kind TEXT NOT NULL, actor TEXT NOT NULL, sentence TEXT NOT NULL);
 """
-# Beside version 1: what reads that version does not look for it.
+# An addition to version 1: readers of that version ignore it.
 _POLICIES = """
 CREATE TABLE IF NOT EXISTS policies (
     id INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, at_unix_s REAL NOT NULL,
@@ -61,7 +61,7 @@ CREATE TABLE IF NOT EXISTS policies (
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What the file may hold; the oldest ticks go first. A tick takes about 4 KB."""
+    """The limits of the file; the oldest ticks are deleted first. A tick takes about 4 KB."""
 
     max_ticks: int = 200_000
     max_bytes: int = 512 * 2**20
@@ -78,7 +78,7 @@ class Query:
     notable_only: bool = False
 
     def wants(self, view: DecisionView) -> bool:
-        """Whether a view fits, its age included; ``limit`` is the reader's to keep."""
+        """Whether a view matches, its age included; the reader applies ``limit``."""
         return (
             (self.since_unix_s is None or view.at_unix_s >= self.since_unix_s)
             and (self.lever is None or view.lever is self.lever)
@@ -168,8 +168,7 @@ class JournalStore:
             return None
 
     def _require_log(self) -> None:
-        """SQLite itself would continue writing behind what was cut off, and find it much
-        later.
+        """SQLite would continue to write after the part that was cut off, and notice it much later.
 
         Raises ``sqlite3.Error``.
         """
@@ -238,7 +237,7 @@ class JournalStore:
             for name in ("page_count", "freelist_count", "page_size")
         )
         used_bytes = (pages - free) * page_bytes
-        # A tenth more than needed goes, so that this is rare.
+        # A tenth more than needed is deleted, so that this is rare.
         surplus = max(ticks - keep.max_ticks, 0)
         if used_bytes > keep.max_bytes:
             surplus = max(surplus, round(ticks * (1 - keep.max_bytes / used_bytes)))
@@ -247,13 +246,13 @@ class JournalStore:
         upto = min(last - 1, first + surplus + ticks // 10)
         database.execute("BEGIN IMMEDIATE")
         database.execute("DELETE FROM ticks WHERE id <= ?", (upto,))
-        # By order and not by time, which a clock that was set makes worthless.
+        # By order and not by time, because the clock may have been set.
         database.execute(
             "DELETE FROM events WHERE id <= (SELECT MAX(e.id) FROM events e JOIN ticks t"
             " ON t.run = e.run AND e.sequence < t.sequence"
             " WHERE t.id = (SELECT MIN(id) FROM ticks))"
         )
-        # The one in force at the first tick that is left stays.
+        # The policy in force at the first tick that is left stays.
         database.execute(
             "DELETE FROM policies WHERE id < (SELECT MAX(id) FROM policies WHERE at_unix_s <="
             " (SELECT at_unix_s FROM ticks ORDER BY id LIMIT 1))"
@@ -289,7 +288,7 @@ def set_aside(path: Path, label: str) -> Path:
 
 
 def read_decisions(path: Path, query: Query, *, run: str, before: int) -> Iterator[DecisionView]:
-    """Decisions in the file, newest first, but for those of ``run`` from ``before`` on.
+    """Decisions in the file, newest first, except those of ``run`` from ``before`` on.
 
     Opens the file read-only. Raises ``sqlite3.Error``.
     """
@@ -335,7 +334,7 @@ def read_decisions(path: Path, query: Query, *, run: str, before: int) -> Iterat
 
 
 def read_events(path: Path, limit: int, *, run: str, before: int) -> list[EventView]:
-    """Events in the file, newest first, but for those of ``run`` from ``before`` on."""
+    """Events in the file, newest first, except those of ``run`` from ``before`` on."""
     with closing(open_to_read(path)) as database:
         rows = database.execute(
             "SELECT sequence, at_unix_s, kind, actor, sentence FROM events"
@@ -363,7 +362,7 @@ def open_copy(path: Path) -> sqlite3.Connection:
 
 
 EFFECT_S = 60.0
-"""How long after a tick its effect is looked at."""
+"""How long after a tick its effect is read."""
 
 _SAME_TIME_S = 0.001
 _CONFIRMED_WITHIN = 5

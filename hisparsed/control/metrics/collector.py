@@ -1,7 +1,7 @@
-"""Prometheus metrics of the control side: what the status says, and what the loop counts.
+"""Prometheus metrics of the control side: from the status, and from the loop's counters.
 
-Readings are taken when Prometheus asks, so a hanging loop shows as a growing report age. vLLM's own
-metrics stand next to these.
+Readings are taken when Prometheus asks, so a hanging loop shows as a growing report age. vLLM's
+metrics are on the same page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOLDS_HELP = "Ticks in which a lever was held, by lever and reason."
 
 
 def direction(decision: LeverDecision) -> str:
-    """One word a lever and way: towards which pool, up or down, which order."""
+    """One word per lever and direction: the pool that grows, up or down, the order."""
     if decision.lever is Lever.ADMISSION:
         return str(decision.wanted)
     if decision.lever is Lever.WATERMARK:

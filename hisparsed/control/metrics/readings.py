@@ -1,4 +1,4 @@
-"""How metrics are read from the status document: labels and numbers, nothing where unknown.
+"""Reads metrics from the status document: labels and numbers, nothing where unknown.
 
 ``table`` has the names and helps.
 """

@@ -1,4 +1,4 @@
-"""The node's status now: the loop hands in each finished tick, everything else reads.
+"""The node's status now: the loop passes in each finished tick, all others read.
 
 ``CurrentStatus.status`` builds the document from the last tick and the parts around it; ``unready``
 says why the node should get no requests. Keeps the latest tick only: ``history`` and the journal
@@ -72,15 +72,15 @@ _REPORTING = (EngineState.SERVING, EngineState.DRAINING)
 
 @dataclass(frozen=True, slots=True)
 class TickOutcome:
-    """One finished tick. ``policy`` has the operator's holds in it."""
+    """One finished tick. ``policy`` includes the operator's holds."""
 
     record: TickRecord
     policy: Policy
     reported_at_s: float
     tick_s: float
     stalled: str | None = None
-    """That calls make no progress although memory is free, with the figures; ``None`` when they
-    move.
+    """The sentence for calls that make no progress although memory is free; ``None`` when they
+    progress.
     """
 
 
@@ -89,7 +89,7 @@ OnTick = Callable[[TickOutcome], None]
 
 @dataclass(slots=True)
 class LoopCounters:
-    """Of all control loops of this daemon, one after the other."""
+    """Over all control loops of this daemon, one after the other."""
 
     failed_reports: int = 0
     failed_applies: int = 0
@@ -99,7 +99,7 @@ class LoopCounters:
 
 @dataclass(frozen=True, slots=True)
 class StatusSources:
-    """What the status shows alongside the loop's own. The defaults: a node that has none of it."""
+    """Parts of the status that the loop does not provide. The defaults: a node without them."""
 
     lifecycle: Callable[[], Lifecycle] = lambda: Lifecycle.SERVING
     engine: Callable[[], EngineStatus | None] = lambda: None
@@ -112,9 +112,9 @@ class StatusSources:
     not_kept: Callable[[], list[str]] = list
     """Files of the state folder that cannot be written, and why."""
     node_pending: Callable[[], tuple[PendingRestart, ...]] = tuple
-    """What the node's document says now, where it is not what runs."""
+    """Values of the node's document that differ from the running ones."""
     on_tick: Callable[[], Iterable[OnTick]] = tuple
-    """Who is called with a finished tick, in this order; asked at each tick."""
+    """The listeners of a finished tick, in this order; read at each tick."""
 
 
 class CurrentStatus:
@@ -151,7 +151,7 @@ class CurrentStatus:
     def show(self, outcome: TickOutcome) -> None:
         """Take in a finished tick and notify the listeners.
 
-        Raises what one of ``on_tick`` raised, when all have had the tick.
+        Raises the error of a listener after all have had the tick.
         """
         self._last = outcome
         record = outcome.record
@@ -177,11 +177,11 @@ class CurrentStatus:
 
     @property
     def report_age_s(self) -> float | None:
-        """Seconds since the engine last reported; ``None`` before the first tick."""
+        """Seconds since the engine's last report; ``None`` before the first tick."""
         return None if self._last is None else self._clock() - self._last.reported_at_s
 
     def unready(self) -> str | None:
-        """Why the node should get no requests; ``None`` when it should."""
+        """Why the node should get no requests; ``None`` if it should get them."""
         engine = self._sources.engine()
         if self.lifecycle is not Lifecycle.SERVING:
             why = f": {engine.sentence}" if engine is not None else ""
@@ -205,7 +205,7 @@ class CurrentStatus:
         return [*self._source.pending_restart(), *self._sources.node_pending()]
 
     def status(self) -> Status:
-        """The document of this moment; the report's age is of now, not of the last tick."""
+        """The document now; the report's age is that of now, not of the last tick."""
         last, said, health = self._last, self._said, self._journal.health
         engine = self._sources.engine()
         # The figures of a dead engine are not current.

@@ -1,8 +1,9 @@
 """The status document: one node at one moment, for the API, the command line and the terminal view.
 
 Models without behaviour. Bytes are bytes, times are seconds, ``None`` is not known yet.
-``observed`` is the snapshot of the last tick, ``derived`` what follows from it; ``engine`` is the
-life of engines, which the supervisor fills; ``doctor`` is what the checks of the machine found.
+``observed`` is the snapshot of the last tick, ``derived`` the figures computed from it; ``engine``
+is the state of the engine, which the supervisor fills; ``doctor`` has the findings of the machine's
+checks.
 """
 
 from __future__ import annotations
@@ -44,19 +45,20 @@ class DoctorFinding(BaseModel):
     why: str = ""
     fix: str = ""
     seen_unix_s: float
-    """When it was last looked for: what cannot change while a node runs, before its start only."""
+    """When it was last checked; what cannot change while a node runs is checked before its start
+    only."""
 
 
 class DoctorStatus(BaseModel):
-    """``findings`` are those that are not well, the worst first."""
+    """``findings`` are those with a fault, the worst first."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     at_unix_s: float
-    """When the doctor last looked."""
+    """When the doctor last ran."""
     looking: bool = False
     error: str | None = None
-    """Why the last look failed; the findings are then of the previous one."""
+    """Why the last run failed; the findings are then those of the previous one."""
     checks: int
     """The number of findings, also those without a fault."""
     fatal: int
@@ -68,13 +70,13 @@ class EngineState(StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     DRAINING = "draining"
-    """Open calls end, new ones are refused; the engine is taken down after that."""
+    """Open calls end, new ones are refused; then the engine is stopped."""
     RESTARTING = "restarting"
-    """No engine: one is being taken down, or the next try is waited for."""
+    """No engine: one is being stopped, or the daemon waits for the next try."""
     FAILED = "failed"
     """Given up; the daemon ends."""
     STOPPED = "stopped"
-    """Told to stop; what is left of the engine is being stopped."""
+    """Asked to stop; the rest of the engine is being stopped."""
 
 
 class _EnginePart(BaseModel):
@@ -89,7 +91,7 @@ class EngineEnd(_EnginePart):
     processes: list[str] = []
     """Those of the engine, each with how it ended."""
     evidence: str | None = None
-    """The file with what was known."""
+    """The file with the evidence."""
 
 
 class QuarantinedValues(_EnginePart):
@@ -98,7 +100,7 @@ class QuarantinedValues(_EnginePart):
     at_unix_s: float
     error: str
     changes: list[PendingRestart]
-    """Against those that are in force."""
+    """The difference to those that are in force."""
 
 
 class EngineStatus(_EnginePart):
@@ -112,18 +114,18 @@ class EngineStatus(_EnginePart):
     """Engines that served after the first."""
     planned_restarts_total: int = 0
     ends_in_window: int = 0
-    """Ends and failed starts that count against `supervision.most_restarts`."""
+    """Ends and failed starts that count towards `supervision.most_restarts`."""
     most_restarts: int = 0
     last_start_s: float | None = None
     """How long the last start took."""
     next_try_unix_s: float | None = None
     last_exit: EngineEnd | None = None
     quarantined: QuarantinedValues | None = None
-    """Set while the documents ask for what did not start."""
+    """Set while the documents have values that did not start."""
 
 
 class Lifecycle(StrEnum):
-    """Where the daemon is in its life."""
+    """The phase of the daemon."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -139,7 +141,7 @@ class _Part(BaseModel):
 
 
 class NodeInfo(_Part):
-    """What does not change while the daemon lives."""
+    """Values that do not change while the daemon runs."""
 
     name: str = ""
     """The node's name for people: the machine's name and the port of its API."""
@@ -217,12 +219,12 @@ class CanaryState(StrEnum):
     WAITING = "waiting"
     """No round has ended yet."""
     LEARNING = "learning"
-    """Rounds were clean; too few to know how far this node's rounding goes."""
+    """Rounds were clean, but too few to know this node's rounding."""
     OK = "ok"
     SUSPECT = "suspect"
     """An answer that may be rounding or corruption; it is asked again soon."""
     MISMATCH = "mismatch"
-    """Another answer came; stays until a round that was requested is clean."""
+    """An answer differed; stays until a requested round is clean."""
     FAILED = "failed"
     """The last round did not end, so nothing is known of it."""
 
@@ -234,11 +236,11 @@ class CanaryRun(_Part):
     recomputed: bool
     """No prefix was read: every row was written again."""
     equal: bool
-    """As far as rounding goes."""
+    """Equal within rounding."""
     near_tie: bool = False
-    """Another token, where two were so close that rounding explains it."""
+    """A different token, where two were so close that rounding explains it."""
     distance: float = 0.0
-    """From the baseline, in units of this node's noise."""
+    """Distance from the baseline, in units of this node's noise."""
     prefix_hit_tokens: int
     steps_full: int
     steps_mixed: int
@@ -259,19 +261,19 @@ class CanaryStatus(_Part):
     mismatches_total: int = 0
     """Rounds with an answer that differed."""
     suspects_total: int = 0
-    """Rounds that were asked again before anything was done."""
+    """Rounds that were repeated before any action."""
     noise: float | None = None
     """Natural units of log probability by which clean answers differ; ``None`` while unknown."""
     failed_total: int = 0
     left_out_total: int = 0
-    """Rounds omitted because the node had more to do than it could."""
+    """Rounds skipped because the node was overloaded."""
     last_unix_s: float | None = None
     last_trigger: str | None = None
     prompt_tokens: int = 0
     answer_tokens: int = 0
     scheduled_tokens_total: int = 0
     step_seconds_total: float = 0.0
-    """Its part, by tokens, of the time of the steps it was in."""
+    """Its share, by tokens, of the time of its steps."""
     share_of_time: float = 0.0
     last_round: list[CanaryRun] = []
     evidence: str | None = None
@@ -307,8 +309,8 @@ class Status(_Part):
     events: list[EventView]
     """The latest few, newest first."""
     stalled: str | None = None
-    """That calls make no progress although memory is free, with the figures; ``None`` when they
-    move.
+    """The sentence for calls that make no progress although memory is free; ``None`` when they
+    progress.
     """
     canary: CanaryStatus | None = None
     """``None`` until there is an engine to ask."""

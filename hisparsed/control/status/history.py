@@ -1,7 +1,7 @@
 """The last two hours as a table of numbers, so that a view that opens now is not empty.
 
-Raw gauges and counters out of the status document, every second for five minutes and every
-five seconds before that: bounded memory. Rates are the reader's to derive. Not the journal.
+Raw gauges and counters of the status document, every second for five minutes and every five seconds
+before that: bounded memory. The reader derives rates. Not the journal.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class History:
     """Two rings: fine for the latest minutes, coarse for the whole span."""
 
     def __init__(self) -> None:
-        # One more than the span holds, since what is kept must reach back the whole of it.
+        # One more than the span holds, so that the rows reach back over the whole span.
         self._fine: deque[Row] = deque(maxlen=round(FINE_SPAN_S / FINE_S) + 1)
         self._coarse: deque[Row] = deque(maxlen=round(SPAN_S / COARSE_S) + 1)
         self._apart_s: float | None = None
@@ -65,7 +65,7 @@ class History:
             self._coarse.append(row)
 
     def _follow_clock(self, at_unix_s: float, apart_s: float) -> None:
-        """Keep ages correct after the clock was set, so that charts neither fold nor tear."""
+        """Keep ages correct after the clock was set, so that charts have no overlap and no gap."""
         before_s, self._apart_s = self._apart_s, apart_s
         jump_s = 0.0 if before_s is None else apart_s - before_s
         if abs(jump_s) < LEAST_JUMP_S:

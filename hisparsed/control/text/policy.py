@@ -92,7 +92,7 @@ def changes_text(changes: Sequence[Mapping[str, Any]]) -> str:
 def judgement_text(
     file: str, answer: Mapping[str, Any], *, node: str | None, not_compared: str
 ) -> str:
-    """Whether ``file`` could be the policy, with every problem and what it would change.
+    """Whether ``file`` could be the policy, with every problem and every change.
 
     ``node`` names the node that judged; where it is ``None``, ``not_compared`` says why none did.
     """
@@ -120,7 +120,7 @@ _MOST_NAMED = 12
 
 
 def left_out_text(keys: Sequence[str]) -> str:
-    """Which keys a document no longer gives; the first of them where there are many."""
+    """The keys that a document no longer gives; only the first ones if there are many."""
     named = ", ".join(keys[:_MOST_NAMED])
     more = len(keys) - _MOST_NAMED
     others = f" and {more} more" if more > 0 else ""
@@ -150,7 +150,7 @@ def explanation(
 ) -> str:
     """Both in order of time, ending in a newline; empty when there is nothing.
 
-    Then how far off the predictions of the moves were that are judged in it. Sentences are wrapped
+    Then the errors of the predictions of those moves that are judged in it. Sentences are wrapped
     to ``width`` columns.
     """
     width = max(width, _LEAST_WIDTH)

@@ -30,7 +30,7 @@ from hisparsed.policy.units import counted, format_bytes, format_duration, forma
 
 
 def engine_lines(life: EngineStatus) -> Iterator[str]:
-    """One line if nothing is wrong and always was; more where there is more to know."""
+    """One line if nothing is wrong and never was; else more lines."""
     restarts = counted(life.restarts_total, "restart")
     counts = f"{restarts}, {life.planned_restarts_total} of them asked for"
     took = ""
@@ -51,7 +51,7 @@ def engine_lines(life: EngineStatus) -> Iterator[str]:
 
 
 COLUMN = 11
-"""Where the text begins, behind its name."""
+"""The column where the text begins, after its name."""
 _LEAST_WIDTH = 40
 _BAR_CELLS = 24
 _LEAST_CELLS = 8
@@ -317,7 +317,7 @@ def _policy(policy: PolicyStatus, levers: list[LeverStatus]) -> Iterator[str]:
 
 
 def value_text(value: Scalar) -> str:
-    """A value that was set, as the document would say it."""
+    """A value that was set, as in the document."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
