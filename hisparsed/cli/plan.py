@@ -103,6 +103,15 @@ def simulate(
     prompt_only: Annotated[
         bool, typer.Option("--prompt-only", help="Offload prompts and not answers.")
     ] = False,
+    half: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=2,
+            help="Play only this half of each trace's sessions, families whole: a policy tuned on "
+            "one half can be judged on the other.",
+        ),
+    ] = None,
     misses: Annotated[
         str, typer.Option(help="Factor for the node's misses of hot buffers, e.g. x1.5.")
     ] = "x1",
@@ -152,6 +161,7 @@ def simulate(
             host_budget=host_budget,
             max_model_len=max_model_len,
             prompt_only=prompt_only,
+            half=half,
             misses=misses,
             union=union,
             curve_spread=curve_spread,

@@ -351,7 +351,8 @@ def _facts(
     facts = [
         f"{scenario.node.title}, simulated: {names}, {scenario.duration_s / 60:g} virtual minutes, "
         f"the first {scenario.warmup_s / 60:g} not counted, scale {scenario.scale}, "
-        f"{counted(options.seeds, 'seed')} from {options.seed}.",
+        f"{counted(options.seeds, 'seed')} from {options.seed}"
+        f"{'' if options.half is None else f', half {options.half} of the sessions'}.",
         *(one.text for one in samples),
     ]
     if scenario.scale < 1:

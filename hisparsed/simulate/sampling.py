@@ -105,14 +105,16 @@ def samples_of(scenarios: Sequence[Scenario], seeds: Sequence[int]) -> list[Samp
 
 def _samples(scenario: Scenario, seeds: Sequence[int]) -> Iterator[Sample]:
     for number, one in enumerate(scenario.traffic):
+        whole_share = one.sessions.share if one.users is None else Fraction(1)
         pairs = [
             [
                 _players(scenario, one, number, share, seed).demand()
-                for share in (Fraction(1), scenario.scale)
+                for share in (whole_share, scenario.scale)
             ]
             for seed in seeds
         ]
-        rates = [part.tokens / whole.tokens / float(scenario.scale) for whole, part in pairs]
+        smaller = float(scenario.scale / whole_share)
+        rates = [part.tokens / whole.tokens / smaller for whole, part in pairs]
         yield Sample(
             trace=one.sessions.name,
             users=one.users,

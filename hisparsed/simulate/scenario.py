@@ -127,6 +127,8 @@ class SimulateOptions:
     host_budget: str | None
     max_model_len: int | None
     prompt_only: bool
+    half: int | None
+    """1 or 2; ``None``: all sessions."""
     misses: str
     union: str
     curve_spread: float | None
@@ -169,10 +171,17 @@ def scenarios_of(options: SimulateOptions) -> list[Scenario]:
     traces = [_trace(name) for name in options.traces or [str(SHIPPED_TRACE)]]
     after = None if options.then is None else _trace(options.then)
     tokens, longest = node.engine.block_tokens, options.max_model_len
-    sessions = [TraceSessions(trace, tokens, longest) for trace in traces]
-    then = None if after is None else TraceSessions(after, tokens, longest)
+    half = options.half
+    sessions = [TraceSessions(trace, tokens, longest, half=half) for trace in traces]
+    then = None if after is None else TraceSessions(after, tokens, longest, half=half)
     every = sessions if then is None else [*sessions, then]
     _check_kinds(options, every)
+    for played in every:
+        if played.has_starts and scenario.scale > played.share:
+            raise UserError(
+                f"--half: half of {played.name} is not enough traffic for --scale {options.scale}; "
+                "use at most 1/2"
+            )
     recorded = any(one.has_starts for one in sessions) and not options.users
     counts = [None] if recorded else list(options.users or [DEFAULT_USERS])
     agents = any(not one.has_starts for one in every)

@@ -67,6 +67,8 @@ def _first_tokens(name: str) -> int:
     return int(text)
 
 
+_HALVES_SEED = 0
+"""The halves are the same in every run: one is for tuning, the other for judging."""
 SPACE_BITS = 40
 """Block ids of a trace carry their name space above these bits."""
 
@@ -95,10 +97,18 @@ class Asked:
 class TraceSessions:
     """The sessions of one trace as the engine's blocks of ``block_tokens``.
 
-    Calls longer than ``max_model_len`` are omitted. Raises ``UserError`` when none is left.
+    ``half``, 1 or 2, takes half of the sessions, families whole. Calls longer than
+    ``max_model_len`` are omitted. Raises ``UserError`` when none is left.
     """
 
-    def __init__(self, trace: Trace, block_tokens: int, max_model_len: int | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        block_tokens: int,
+        max_model_len: int | None = None,
+        *,
+        half: int | None = None,
+    ) -> None:
         if trace.block_tokens % block_tokens:
             raise UserError(
                 f"{trace.name}: its blocks of {trace.block_tokens} tokens are not whole blocks of "
@@ -107,7 +117,16 @@ class TraceSessions:
         self._parts = trace.block_tokens // block_tokens
         self._block_tokens = block_tokens
         limit = max_model_len or _longest(trace)
-        kept = [_fitting(session, limit) for session in trace.sessions]
+        self.share = Fraction(1)
+        """Of the trace's sessions that are here, by tokens."""
+        played = trace.sessions
+        if half is not None:
+            self.share = Fraction(1, 2)
+            halves = split(played, (self.share, self.share), _HALVES_SEED)
+            played = tuple(played[place] for place in halves[half - 1])
+            if not played:
+                raise UserError(f"--half: {trace.name} has no session in half {half}")
+        kept = [_fitting(session, limit) for session in played]
         self.sessions = tuple(session for session in kept if session.calls)
         if not self.sessions:
             raise UserError(f"{trace.name}: no call fits {limit} tokens")
@@ -146,10 +165,11 @@ class TraceSessions:
             )
 
     def part(self, share: Fraction, seed: int) -> tuple[int, ...]:
-        """Sessions of a part of a node: whole families, ``share`` of the tokens.
+        """Sessions of a part of a node: whole families, ``share`` of the whole trace's tokens.
 
         Seeds that follow one another have different parts until each part was used.
         """
+        share /= self.share
         count = int(1 / share)
         turn, number = divmod(seed, count)
         if (share, turn) not in self._parts_of:

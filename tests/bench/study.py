@@ -56,6 +56,8 @@ class Experiment:
     """As ``users``, for the pace at which recorded sessions start."""
     seeds: int = 1
     first_seed: int = 0
+    tuned_on: str = ""
+    """The experiment with the same policies on other sessions, whose best is judged here."""
     oracle: bool = False
     """Whether the first policy is held against the best of the others."""
     columns: Sequence[str] = MEMORY
@@ -86,6 +88,30 @@ def _held(multiplier: int) -> str:
 
 def _engaged(at: int, released: int) -> str:
     return f"{ADAPTIVE},admission.engage_at={at}%,admission.release_at={released}%"
+
+
+def _halves(
+    name: str,
+    options: Sequence[str],
+    *,
+    users: Sequence[int] = (),
+    loads: Sequence[float] = (),
+) -> tuple[Experiment, Experiment]:
+    """The same policies on each half of the sessions, the best of one judged on the other."""
+    oldest = (f"{ADAPTIVE},admission.oldest_share={share}%" for share in (0, 50))
+    policies = (ADAPTIVE, *_fixed(75, 90, 95), *oldest)
+    first, second = (
+        Experiment(
+            f"{name}-{half}",
+            policies,
+            ("--trace", *options, "--half", str(half)),
+            users=users,
+            loads=loads,
+            tuned_on=f"{name}-{3 - half}",
+        )
+        for half in (1, 2)
+    )
+    return first, second
 
 
 _CEILING = f"{ADAPTIVE},host.budget=4TiB"
@@ -255,6 +281,8 @@ EXPERIMENTS = (
         ("--trace", _AGENTS, "--trace", _CHAT, *_COLD),
         users=(96,),
     ),
+    *_halves("half-agents", (_AGENTS, *_SHORT), users=(128,)),
+    *_halves("half-chat", (_CHAT, *_SHORT), loads=(1.0,)),
     Experiment(
         "openhands-one",
         ("standard", "stock", ADAPTIVE),
@@ -340,8 +368,10 @@ def with_table(document: str, name: str, table: str) -> str:
     return f"{before}{begin}\n{table}{end}{after}"
 
 
-def markdown(experiment: Experiment, results: Sequence[PolicyResult]) -> str:
-    """The command and its figures."""
+def markdown(
+    experiment: Experiment, results: Sequence[PolicyResult], tuned: Sequence[PolicyResult] = ()
+) -> str:
+    """The command and its figures; ``tuned`` are results of ``experiment.tuned_on``."""
     runs = [part for own in experiment.runs for part in own]
     seeds = len({one.seed for one in results})
     chosen = ("--seeds", str(seeds)) if seeds > 1 else ()
@@ -356,6 +386,8 @@ def markdown(experiment: Experiment, results: Sequence[PolicyResult]) -> str:
     lines += [_row([f"`{row[0]}`", *(row[one] for one in shown)]) for row in rows(results)]
     if experiment.oracle:
         lines += ["", against_best(results)]
+    if tuned:
+        lines += ["", judged_elsewhere(experiment.tuned_on, tuned, results)]
     if any(one.settled_s is not None for one in results):
         lines += ["", recovery(results)]
     judged = predictions(results)
@@ -383,6 +415,20 @@ def against_best(results: Sequence[PolicyResult]) -> str:
         own = name.removeprefix(f"{results[0].name},")
         shares.append(f"{share:.1%} of `{own}` ({said})")
     return f"`{results[0].name}` against the best of the others: {'; '.join(shares)}."
+
+
+def judged_elsewhere(
+    tuned_on: str, tuned: Sequence[PolicyResult], results: Sequence[PolicyResult]
+) -> str:
+    """The first policy, and the one that was best elsewhere, by the best of these results."""
+    chosen = max(tuned, key=lambda one: one.calls).name
+    calls = {one.name: one.calls for one in results}
+    best = max(calls, key=lambda name: calls[name])
+    shares = "; ".join(
+        f"`{name}` {calls[name] / max(1, calls[best]):.1%}" for name in (results[0].name, chosen)
+    )
+    text = f"Best on `{tuned_on}`: `{chosen}`. Here, of the best (`{best}`): {shares}."
+    return "\n".join(textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False))
 
 
 def recovery(results: Sequence[PolicyResult]) -> str:
@@ -416,7 +462,9 @@ def main() -> None:
         run_all(parts(chosen, given.seeds), given.traces, given.data, given.jobs)
     text = given.document.read_text("utf-8")
     for experiment in chosen:
-        table = markdown(experiment, results_of(experiment, given.data))
+        tuned = [one for one in EXPERIMENTS if one.name == experiment.tuned_on]
+        elsewhere = results_of(tuned[0], given.data) if tuned else []
+        table = markdown(experiment, results_of(experiment, given.data), elsewhere)
         text = with_table(text, experiment.name, table)
     given.document.write_text(text, "utf-8")
 

@@ -130,6 +130,31 @@ def test_a_policy_is_held_against_the_other_one_that_is_best_over_all_seeds() ->
     assert "others: 99.0% of `90%` (8)." in against_best(found[:3])
 
 
+def test_what_was_best_on_one_half_is_judged_on_the_other() -> None:
+    def found(**calls: int) -> list[PolicyResult]:
+        return [
+            RESULT.model_copy(update={"name": name, "calls": count})
+            for name, count in calls.items()
+        ]
+
+    here, there = found(policy=96, low=90, high=100), found(policy=99, low=101, high=80)
+    text = markdown(dataclasses.replace(EXPERIMENT, tuned_on="other"), here, there)
+    assert (
+        "Best on `other`: `low`. Here, of the best (`high`): `policy` 96.0%; `low` 90.0%." in text
+    )
+    assert "Best on" not in markdown(EXPERIMENT, here)
+
+
+def test_each_half_is_judged_by_the_other_with_the_same_policies() -> None:
+    named = {one.name: one for one in EXPERIMENTS}
+    halves = [one for one in EXPERIMENTS if one.tuned_on]
+    assert len(halves) == 4
+    for one in halves:
+        other = named[one.tuned_on]
+        assert other.policies == one.policies
+        assert {one.options[-1], other.options[-1]} == {"1", "2"}
+
+
 def test_what_followed_a_change_is_told_policy_by_policy() -> None:
     found = [
         RESULT.model_copy(update={"recovered_calls_per_hour": calls, "settled_s": settled_s})

@@ -49,6 +49,15 @@ def test_a_part_of_chat_has_what_the_whole_has_seen() -> None:
     )
 
 
+def test_a_half_is_held_against_all_of_itself() -> None:
+    half = Traffic(TraceSessions(talks(160, 4), 64, half=2), None)
+    (part,) = samples_of(
+        [replace(scenario(talks(160, 4)), traffic=(half,), scale=Fraction(1, 4))], [0]
+    )
+    assert part.part_rate == pytest.approx(1, abs=0.03)
+    assert part.part_seen == pytest.approx(part.whole_seen, abs=0.01)
+
+
 def test_what_has_not_started_in_the_time_is_not_counted() -> None:
     short = replace(scenario(talks(20, 4)), duration_s=61, warmup_s=10)
     (first,) = samples_of([short], [0])

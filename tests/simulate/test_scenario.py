@@ -98,6 +98,12 @@ def test_users_of_recorded_chat_alone_are_refused(runs: list[str], chat: str) ->
     assert not runs
 
 
+def test_half_of_recorded_chat_is_no_whole_node(runs: list[str], chat: str) -> None:
+    found = command("--trace", chat, "--half", "1", "--scale", "1")
+    assert "is not enough traffic for --scale 1; use at most 1/2" in str(found.exception)
+    assert not runs
+
+
 def test_agents_beside_chat_have_users_and_load(runs: list[str], chat: str) -> None:
     mixed = ("--trace", chat, *OPENHANDS, "--users", "16", "--load", "0.5", "--load", "2")
     found = command(*mixed, "--policy", "policy", "--json")

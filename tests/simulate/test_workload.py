@@ -142,6 +142,18 @@ def test_seeds_that_follow_each_other_play_parts_that_share_no_session() -> None
     assert started(sessions, 4) not in parts
 
 
+def test_halves_share_no_session_and_play_at_the_pace_of_the_whole() -> None:
+    trace = chat(400, every_s=1.0)
+    halves = [TraceSessions(trace, 64, half=half) for half in (1, 2)]
+    names = [{session.id for session in one.sessions} for one in halves]
+    assert not names[0] & names[1]
+    assert len(names[0] | names[1]) == 400
+    for one in halves:
+        assert 95 <= len(started(one, 0)) <= 105
+    with pytest.raises(UserError, match="openhands has no session in half 2"):
+        TraceSessions(openhands_trace(), 64, half=2)
+
+
 def test_a_trace_played_again_has_fresh_prefixes_and_another_part() -> None:
     # One prompt in all requests: in the second hour none of it is there.
     call = Call((BlockRun(7, 2),), 8, 1100, 10, 0.0, None)
