@@ -1,5 +1,5 @@
 """The operator's view: a terminal application over the control API, live or from a journal.
 
 ``views`` turn documents into lines of text and are pure; ``widgets`` and ``screens`` draw them.
-Imports nothing else of hisparsed: everything that it knows of a node comes from the API.
+Imports no other part of hisparsed: all that it shows of a node comes from the API.
 """

@@ -115,7 +115,7 @@ class TopApp(App[None]):
         timeout: float | None = None,
         markup: bool = False,
     ) -> None:
-        """Never as markup: brackets in what a node said are only brackets."""
+        """Never as markup: brackets in a node's text are only brackets."""
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     def next_span(self) -> None:
@@ -144,11 +144,11 @@ class TopApp(App[None]):
         return apply
 
     def draw(self) -> None:
-        """The page that is seen, also behind a dialog: what it says is of now."""
+        """Draw the visible page, also behind a dialog, with the values of now."""
         self._draw_due = False
         pages = (one for one in reversed(self.screen_stack) if isinstance(one, _PAGES))
         page = next(pages, None)
-        # One that is being built or taken down lacks some of its widgets.
+        # A page that is being built or removed lacks some of its widgets.
         with contextlib.suppress(NoMatches):
             if page is not None:
                 page.draw()
@@ -183,7 +183,7 @@ class TopApp(App[None]):
             self.push_screen(SteadyPalette(placeholder="what to do", id="--command-palette"))
 
     def _page_commands(self, page: Page) -> Iterable[SystemCommand]:
-        """What the keys of the page do, by name."""
+        """The actions of the page's keys, by name."""
 
         def act(action: str) -> None:
             self.call_later(self.run_action, action, page)
@@ -197,7 +197,7 @@ class TopApp(App[None]):
                 )
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """What the palette offers."""
+        """The commands of the palette."""
         yield SystemCommand("Help", "Keys and symbols", self.action_help)
         yield SystemCommand("Next theme", "Dark, light, colour-blind", self.action_next_theme)
         if self._fleet is not None:
@@ -282,7 +282,7 @@ class NodeScreen(SteadyScreen[None]):
     # --- drawing ------------------------------------------------------------------
 
     def draw(self) -> None:
-        """Header from what is known now; the page from that, or from when it was paused."""
+        """The header shows the state now; the page too, or the state when it was paused."""
         context, model = self.top.context(self.session), self.session.model
         banner = Banner(
             paused_at_s=self._frozen[1] if self._frozen else None,
@@ -390,12 +390,12 @@ class NodeScreen(SteadyScreen[None]):
 
     @work
     async def action_freeze_all(self) -> None:
-        """One key from every page: an operator who has to stop the policy must not look for it."""
+        """One key from every page: an operator who must stop the policy must find it at once."""
         if self.may_change():
             await self.submit(changes.freeze_all(self.session.model), None)
 
     def may_change(self) -> bool:
-        """Says so when not."""
+        """Notifies the operator if not."""
         if self.session.client is None:
             self.notify("this is a recorded journal; nothing can be changed", severity="warning")
         elif self.top.readonly:
@@ -409,7 +409,7 @@ class NodeScreen(SteadyScreen[None]):
         return False
 
     async def submit(self, change: ChangeRequest, generation: int | None) -> None:
-        """Ask the operator, then the node, and say what it answered.
+        """Ask the operator, then the node, and show its answer.
 
         ``generation`` is the policy's that the operator looked at when they began.
         """
@@ -452,7 +452,7 @@ class FleetScreen(SteadyScreen[None]):
         self.query_one(TableView).focus()
 
     def draw(self) -> None:
-        """The table from what is known now, or from when it was paused."""
+        """The table now, or as it was when paused."""
         live = [session.model for session in self._sessions]
         models = worst_first(self._frozen[0] if self._frozen else live)
         context, width = self.top.context(), self.size.width

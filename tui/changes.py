@@ -45,7 +45,7 @@ def actor() -> str:
 
 
 def request_body(change: ChangeRequest, generation: int | None) -> Document:
-    """What is sent: the change, who asks, and which policy they had before them."""
+    """The body to send: the change, the actor, and the policy generation that they saw."""
     body: Document = {"actor": actor(), **change.body}
     if generation is not None:
         body["expected_generation"] = generation

@@ -25,7 +25,7 @@ class Unreachable(ViewError):  # noqa: N818 (a state of the node, not a mistake)
 
 
 class Refused(ViewError):  # noqa: N818 (an answer)
-    """The node answered, and said no. ``code`` is the API's."""
+    """The node refused. ``code`` is the API's."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -139,7 +139,7 @@ class NodeClient:
 
 
 def _why_no_connection(address: NodeAddress, error: httpx.ConnectError) -> str:
-    """httpx hides the system's reason, so a socket's is found by looking."""
+    """httpx hides the system's error, so a socket is tried here to find it."""
     if address.socket is None:
         return str(error) or "no connection"
     if not address.socket.exists():

@@ -61,7 +61,7 @@ class ConfirmDialog(SteadyModal[bool]):
 
 
 class ChoiceDialog(SteadyModal[str | None]):
-    """One of ``choices``, or ``None`` when left."""
+    """One of ``choices``, or ``None`` when closed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave")]
 
@@ -84,7 +84,8 @@ class ChoiceDialog(SteadyModal[str | None]):
 
 
 class ValueDialog(SteadyModal[tuple[str, float | None] | None]):
-    """A new value for a policy key, and for how long in seconds; ``about`` says what may be."""
+    """A new value for a policy key, and for how long in seconds; ``about`` describes the allowed
+    values."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave")]
 

@@ -1,9 +1,9 @@
 """Where a node's updates come from: ``Feed`` is the interface, ``LiveFeed`` that of a running node.
 
-A live feed is one event stream, opened again with growing pauses when it ends. What the stream does
-not carry (the past, the policy, the table of requests) is asked for when needed, once at a time.
-Clock and sleep come from outside. ``NodeSession`` is one node as the application holds it: its
-model, its feed, and a client to change it or a player of its journal.
+A live feed is one event stream, opened again with growing pauses when it ends. Data that the stream
+does not carry (the past, the policy, the table of requests) is requested when needed, one request
+at a time. Clock and sleep are passed in. ``NodeSession`` is one node as the application holds it:
+its model, its feed, and a client to change it or a player of its journal.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _DECISIONS = 200
 _EVERY_TICK = 1_000
 _LOG_LINES = 500
 _NO_TICKS_AFTER = "engine-"
-"""Kinds of events after which no tick may come for a while, and no status with it."""
+"""Kinds of events after which there may be no tick for a while, and so no status."""
 
 
 class LiveFeed:
@@ -114,12 +114,12 @@ class LiveFeed:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def refresh_requests(self) -> None:
-        """Ask for the table of requests now, unless it is being asked for."""
+        """Request the table of requests now, unless a request for it is open."""
         if self._asking_requests is None or self._asking_requests.done():
             self._asking_requests = self._start(self._ask_requests())
 
     def refresh_policy(self) -> None:
-        """Ask for the policy; again afterwards where it is being asked for."""
+        """Request the policy; if a request is open, once more after it."""
         if self._asking_policy is not None and not self._asking_policy.done():
             self._policy_asked_again = True
             return
@@ -131,7 +131,7 @@ class LiveFeed:
         return await self.client.get(f"/v1/decisions/{entry.get('sequence')}", at=at)
 
     def refresh_decisions(self, lever: str | None, code: str | None) -> None:
-        """Ask for every tick that fits, not only for what changed."""
+        """Request every tick that fits, not only changes."""
         self._start(self._ask_decisions({"lever": lever, "code": code}))
 
     async def _ask_decisions(self, query: dict[str, str | None]) -> None:
@@ -205,7 +205,7 @@ class LiveFeed:
 
 
 def past_parts(*, history_s: float) -> Sequence[Part]:
-    """What to ask for once, and how to take it. The policy is asked for by its mark."""
+    """The single requests, and how to apply their answers. The policy is requested by its mark."""
     return (
         ("/v1/history", {"span_s": history_s}, updates.HistoryUpdate),
         ("/v1/decisions", {"limit": _DECISIONS, "notable": "true"}, _decisions),

@@ -52,7 +52,7 @@ def calls(count: float, verb: str) -> str:
 
 
 def percent(share: float | None, digits: int = 0) -> str:
-    """What is more than nothing and rounds to nothing is "<1%"."""
+    """A share above 0 that rounds to 0 is "<1%"."""
     if share is None:
         return UNKNOWN
     least = 10.0**-digits
@@ -91,7 +91,7 @@ def whole_duration(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A round time without what is zero: "1m", "15m", "2h", "1h30m"."""
+    """A round time without zero parts: "1m", "15m", "2h", "1h30m"."""
     return duration(seconds).replace("h00m", "h").replace("m00s", "m").replace("d00h", "d")
 
 
@@ -105,7 +105,7 @@ def multiplier(value: float | None) -> str:
 
 
 def setting(value: object) -> str:
-    """A lever's value, a policy value: as a person writes it."""
+    """The value of a lever or a policy key, as an operator writes it."""
     if value is None:
         return UNKNOWN
     if isinstance(value, bool):
@@ -131,7 +131,7 @@ def _local(unix_s: float | None, form: str) -> str:
     try:
         return datetime.fromtimestamp(unix_s, UTC).astimezone().strftime(form)
     except (ValueError, OverflowError, OSError):
-        return UNKNOWN  # no calendar reaches that far
+        return UNKNOWN  # the date is out of range
 
 
 def _three(value: float) -> str:

@@ -1,7 +1,7 @@
 """The last two hours of one node as numbers, and the series that charts draw from them.
 
-Samples are raw gauges and counters; rates and ratios come from differences between samples, so
-a counter that went back (a restarted engine) makes a gap and never a spike. Bounded memory.
+Samples are raw gauges and counters; rates and ratios come from differences between samples, so a
+counter that decreases (a restarted engine) makes a gap and never a spike. Bounded memory.
 """
 
 from __future__ import annotations
@@ -116,13 +116,14 @@ class ChartHistory:
 
     @property
     def newest_s(self) -> float | None:
-        """The time that is known of: of the last sample, or later where there was none since."""
+        """The time up to which the node is known: of the last sample, or later if none came
+        since."""
         if not self._times:
             return None
         return max(self._times[-1], self._passed_s or 0.0)
 
     def pass_to(self, at_unix_s: float) -> None:
-        """Nothing was measured up to this time; what came before it is not of now."""
+        """Nothing was measured up to this time; earlier samples are not current."""
         self._passed_s = at_unix_s
 
     def copy(self) -> ChartHistory:
@@ -146,7 +147,7 @@ class ChartHistory:
             self._thin()
 
     def load(self, document: Document) -> None:
-        """Take in what ``/v1/history`` answers, before what is here already."""
+        """Insert the rows of ``/v1/history`` before the samples that are here already."""
         columns = document.get("columns")
         rows = document.get("rows")
         if not isinstance(columns, list) or not isinstance(rows, list):
@@ -209,7 +210,7 @@ class ChartHistory:
 
     def _difference(self, series: Series, first: int, last: int) -> float | None:
         if first == last:
-            # A part between two samples: what happened from the one to the other.
+            # A part between two samples: the difference between them.
             last += 1
         first = max(first, 0)
         if not first < last < len(self._times):
@@ -225,7 +226,7 @@ class ChartHistory:
         return top / bottom if bottom > 0 else None
 
     def _thin(self) -> None:
-        """Keep one in five seconds of what is older than five minutes, none beyond the span."""
+        """Keep one in five seconds of samples older than five minutes, none beyond the span."""
         if not self._times:
             return
         newest = self._times[-1]

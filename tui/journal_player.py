@@ -1,9 +1,9 @@
 """Plays a recorded journal as if its node were running: play, pause, speed, seek.
 
 A feed like the live one. ``status_document``, ``flat_decisions`` and ``whole_tick`` put a recorded
-tick in the form of the API's documents, so that pages need not know the source; what a snapshot
-does not hold (the daemon's own state) is omitted. Reading happens in the event loop in
-small pieces; a tick takes well under a millisecond. Clock and sleep come from outside.
+tick in the form of the API's documents, so that pages need not know the source. The daemon's own
+state, which a snapshot does not hold, is omitted. Reading happens in the event loop in small
+pieces; a tick takes well under a millisecond. Clock and sleep are passed in.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def _samples(first: int, last: int, most: int) -> range:
 
 
 class JournalPlayer:
-    """``run`` plays; ``command`` takes what keys say. ``want_requests`` changes nothing here."""
+    """``run`` plays; ``command`` takes the actions of keys. ``want_requests`` changes nothing
+    here."""
 
     def __init__(
         self,
@@ -181,7 +182,7 @@ class JournalPlayer:
         return self.reader.times[-1]
 
     def words(self) -> str:
-        """Where it stands, for the header."""
+        """The position, for the header."""
         state = "playing" if self.playing else "paused"
         if self.at_s >= self.end_s:
             state = "at the end"
@@ -209,7 +210,7 @@ class JournalPlayer:
             before = now
 
     async def tick(self, entry: Document) -> Document:
-        """Raises ``ViewError`` when the journal does not know."""
+        """Raises ``ViewError`` when the journal does not have it."""
         at_s, sequence = number(entry, "at_unix_s") or 0.0, int(number(entry, "sequence") or 0)
         place = self.reader.place_of(sequence, at_s)
         tick = self.reader.tick(place) if place is not None else None
@@ -234,7 +235,7 @@ class JournalPlayer:
             self._on_update(updates.PolicyUpdate(document))
 
     def refresh_decisions(self, lever: str | None, code: str | None) -> None:
-        """The latest ticks whole; what fits them is the page's to choose."""
+        """The latest whole ticks; the page chooses those that fit."""
         first = max(0, self._next - _DECISIONS_BEFORE)
         self._send_decisions(self._read(range(first, self._next)), every=True)
 
@@ -264,7 +265,7 @@ class JournalPlayer:
             raise ValueError(f"the player knows no {what!r}")
 
     def advance(self, real_s: float) -> None:
-        """Show what happened in ``real_s`` of playing."""
+        """Show the ticks of ``real_s`` of playing."""
         if not self.playing or self.at_s >= self.end_s:
             return
         self.at_s = min(self.end_s, self.at_s + real_s * self.speed)
@@ -306,7 +307,7 @@ class JournalPlayer:
         self.refresh_policy()
 
     def _row(self, place: int) -> list[float | None] | None:
-        """A sample for the charts. Kept, since jumps show much of the same time again."""
+        """A sample for the charts. Cached, since jumps often show the same time again."""
         if place not in self._rows:
             snapshot = self.reader.snapshot(place)
             self._rows[place] = None if snapshot is None else self._sample(place, snapshot)

@@ -1,7 +1,7 @@
-"""Reads the daemon's journal file: ticks and events by time, out of SQLite, never writing.
+"""Reads the daemon's journal file: ticks and events by time, from SQLite, never writing.
 
-A file that is torn or damaged is read as far as it goes. Synchronous; ``journal_player`` plays
-it. Knows the file's schema and nothing of the daemon's code.
+A truncated or damaged file is read as far as possible. Synchronous; ``journal_player`` plays it.
+Knows the file's schema and nothing of the daemon's code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HEADER_BYTES = 100
 
 @dataclass(frozen=True, slots=True)
 class RecordedTick:
-    """One tick with its JSON taken apart."""
+    """One tick with its JSON parsed."""
 
     id: int
     run: str
@@ -42,7 +42,8 @@ class RecordedTick:
 
 
 class JournalReader:
-    """``ids`` and ``times`` of all readable ticks, in their order; ``damage`` says what is lost.
+    """``ids`` and ``times`` of all readable ticks, in their order; ``damage`` describes the lost
+    part.
 
     Raises ``ViewError`` when the file is not a journal or holds no tick.
     """
@@ -230,7 +231,7 @@ class JournalReader:
 
 @contextmanager
 def _made_whole(path: Path) -> Iterator[Path]:
-    """The file, or where its end is missing, a copy that is as long as it says it is.
+    """The file, or, if its end is missing, a copy that has the length in its header.
 
     SQLite reads nothing of a file that is too short; of one with empty pages it reads the rest.
     """

@@ -1,4 +1,4 @@
-"""What is known of one node: the latest documents, and the recent past in bounded rings.
+"""The known state of one node: the latest documents, and the recent past in bounded rings.
 
 Pure: updates go in with the time, pages read it. Makes no requests and draws nothing.
 """
@@ -22,7 +22,7 @@ LOG_LINES_KEPT = 2_000
 
 
 class Connection(StrEnum):
-    """How it stands with the node's API."""
+    """The state of the connection to the node's API."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -31,9 +31,9 @@ class Connection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """How much a node needs a person: the higher, the worse; ``word`` says why.
+    """How urgently a node needs attention: the higher, the worse; ``word`` names the cause.
 
-    ``sentence`` says it whole, where the engine's state or the link does not say it already.
+    ``sentence`` explains it, unless the engine's state or the link already does.
     """
 
     rank: int
@@ -42,7 +42,7 @@ class Urgency:
 
 
 NOT_WELL = 40
-"""The rank from which on a node is not well; below it something is merely short."""
+"""The rank from which on a node is not healthy; below it a resource is short."""
 
 
 class NodeModel:
@@ -74,7 +74,7 @@ class NodeModel:
         self.logs: deque[Document] = deque(maxlen=LOG_LINES_KEPT)
         self.history.clear()
 
-    # --- what pages read ----------------------------------------------------------
+    # --- read by pages ----------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -113,21 +113,21 @@ class NodeModel:
 
     @property
     def stale(self) -> bool:
-        """Whether what is shown is not of now."""
+        """Whether the shown values are old."""
         return self.link is not Connection.CONNECTED
 
     @property
     def outdated(self) -> bool:
-        """Whether what was observed is not of now: no link, or no engine."""
+        """Whether the observed values are old: no link, or no engine."""
         state = text(self.status, "engine.state")
         return self.stale or state not in (None, "serving", "draining")
 
     def severity(self) -> Urgency:
-        """For the order of the fleet, worst first."""
+        """The order of the fleet, worst first."""
         return max(self.troubles(), key=lambda one: one.rank, default=Urgency(0, "ok"))
 
     def troubles(self) -> Iterator[Urgency]:
-        """Everything that a person should know of, in no order."""
+        """All current problems, in no order."""
         lifecycle, engine = text(self.status, "lifecycle"), text(self.status, "engine.state")
         if self.link is Connection.LOST:
             yield Urgency(90, "disconnected")
@@ -210,13 +210,13 @@ class NodeModel:
             yield Urgency(10, "calls wait")
 
     def frozen_copy(self) -> NodeModel:
-        """The same at this moment; what comes later does not reach it."""
+        """A copy of this moment; later updates do not change it."""
         frozen = copy(self)
         frozen.decisions, frozen.events = self.decisions.copy(), self.events.copy()
         frozen.logs, frozen.history = self.logs.copy(), self.history.copy()
         return frozen
 
-    # --- what feeds write ---------------------------------------------------------
+    # --- written by feeds ---------------------------------------------------------
 
     def apply(self, update: updates.Update, now_s: float) -> None:
         """``now_s`` is this machine's Unix time."""
@@ -254,7 +254,7 @@ class NodeModel:
         before = number(self.status, "node.started_unix_s")
         started = number(document, "node.started_unix_s")
         if before is not None and started != before:
-            # Another daemon answers: its log lines and requests have nothing to do with these.
+            # Another daemon answers: old log lines and requests are not its own.
             self.logs.clear()
             self.requests = None
         self.status, self.status_received_s = document, now_s

@@ -1,6 +1,6 @@
 """`hisparsed top --once` and `--json`: ask every node once, print plain text, and leave.
 
-Of a recorded journal, the end.
+For a recorded journal, its end.
 
 For scripts, mails and terminals that cannot do more. Imports no Textual.
 """

@@ -1,7 +1,7 @@
-"""What `hisparsed top` was asked for, checked: which nodes, which theme, which journal.
+"""The options of `hisparsed top`, checked: nodes, theme, journal.
 
-A node is a Unix socket, or the URL of one that was forwarded. ``ViewError`` is the error of a
-error that a person can put right. Nothing runs here.
+A node is a Unix socket, or the URL of one that was forwarded. ``ViewError`` is an error that an
+operator can fix. Nothing runs here.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def parse_address(text: str) -> NodeAddress:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Name and address. A name may hold a slash, as in ``rack-1/node-7=/run/a.sock``; what begins
-    as an address, or continues as none, is a path or URL with "=" in it."""
+    """Name and address. A name may hold a slash, as in ``rack-1/node-7=/run/a.sock``; text that
+    begins like an address, or does not continue like one, is a path or URL with "=" in it."""
     name, equals, rest = text.partition("=")
     if not equals or "://" in name or name.startswith(_ADDRESSES):
         return "", text
@@ -129,7 +129,7 @@ def make_options(
 
 
 def _labelled_apart(addresses: list[NodeAddress]) -> list[NodeAddress]:
-    """Labels are what the screen distinguishes nodes by, so each is there once."""
+    """The view distinguishes nodes by label, so each label exists once."""
     seen: dict[str, int] = {}
     result = []
     for one in addresses:

@@ -1,8 +1,7 @@
 """The pages of one node: overview, decisions, requests, policy, and logs with health.
 
-``Page`` is what all have in common: they draw a model, and may be searched. A page turns the lines
-of its view into widgets and takes its keys; changes go through ``submit``, which asks the operator
-first.
+``Page`` is their common base: they draw a model, and may be searched. A page turns the lines of its
+view into widgets and takes its keys; changes go through ``submit``, which asks the operator first.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ Submit = Callable[[ChangeRequest, int | None], Awaitable[None]]
 
 
 class Page(Vertical):
-    """One page of a node. ``redraw`` draws again what was drawn last, after a key."""
+    """One page of a node. ``redraw`` repeats the last drawing, after a key."""
 
     searchable = False
 
@@ -89,7 +88,7 @@ class Page(Vertical):
         raise NotImplementedError
 
     def search(self, words: str) -> None:
-        """Show only what has these words in it; only where ``searchable``."""
+        """Show only entries with these words; only if ``searchable``."""
 
     def entered(self) -> None:
         """The page is shown from now on."""
@@ -166,7 +165,7 @@ class DecisionsPage(Page):
         self._show_words()
 
     def _show_words(self) -> None:
-        """The row under the cursor whole, which a narrow table cuts."""
+        """The whole row under the cursor, which a narrow table cuts."""
         key = self.query_one(TableView).cursor_key
         entry = next((one for one in self._entries if _key(one) == key), None)
         width = max(20, self.size.width - 2)
@@ -203,7 +202,7 @@ class DecisionsPage(Page):
         if chosen is not None:
             self._set(replace(self._filter, code=None if chosen == _EVERY_CODE else chosen))
 
-    # Exclusive: while a slow node is asked, another Enter asks again instead of piling up.
+    # Exclusive: while a slow node is asked, another Enter replaces the request.
     @work(exclusive=True)
     async def on_table_view_chosen(self, event: TableView.Chosen) -> None:
         entry = next((one for one in self._entries if _key(one) == event.key), None)
@@ -349,7 +348,7 @@ class PolicyPage(Page):
         self._explain_key()
 
     def _explain_key(self) -> None:
-        """What the key under the cursor means."""
+        """The meaning of the key under the cursor."""
         row, model = self._under_cursor(), self.shown
         view = self.query_one("#policy-key", LinesView)
         view.show_lines([] if row is None or model is None else self._key_lines(row, model))
@@ -467,7 +466,7 @@ class LogsPage(Page):
         health = health_lines(model, width - 1, context)  # a scroll bar may take one
         self.query_one("#health", LinesView).show_lines([*health, head])
         view = self.query_one("#log-lines", LinesView)
-        # At the end it follows; an operator who scrolled up stays where they are.
+        # At the end the view follows new lines; if the operator scrolled up, it stays.
         following = view.scroll_offset.y >= view.max_scroll_y
         view.show_lines(lines or [line(("no entries", "dim"))], stale=model.stale)
         if following:

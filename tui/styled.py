@@ -14,13 +14,13 @@ from rich.cells import cell_len, set_cell_size
 Part = str | tuple[str, str]
 """Text, or text with a role of ``themes.ROLES``."""
 
-# Also what turns the direction of text around: it would reorder the rest of the line.
+# Also characters that change the direction of text: they would reorder the rest of the line.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line; never holds control characters, whatever the node said."""
+    """One line; never holds control characters, whatever the node sent."""
 
     spans: tuple[tuple[str, str], ...] = ()
 
@@ -43,7 +43,7 @@ _IN_ASCII = str.maketrans(
 
 
 def ascii_line(text: Line) -> Line:
-    """The same without any other character; what has no likeness is a question mark.
+    """The same line in ASCII; characters without an equivalent are question marks.
 
     One character stays one cell, so that columns keep their places; a wide one becomes two.
     """
@@ -89,7 +89,7 @@ def fit(text: Line, width: int, *, more: str = "…") -> Line:
 
 
 def within(text: Line, width: int) -> Line:
-    """At most ``width`` cells; what is cut shows that it is."""
+    """At most ``width`` cells; a cut line ends in a mark."""
     return text if text.cells <= width else fit(text, width)
 
 
@@ -107,14 +107,15 @@ def drop(text: Line, cells: int) -> Line:
 
 
 def ends(left: Line, right: Line, width: int) -> Line:
-    """``left`` at the left and ``right`` at the right end, a space between; ``left`` gives way."""
+    """``left`` at the left and ``right`` at the right end, a space between; ``left`` is cut if
+    necessary."""
     if right.cells >= width - 1:
         return fit(right, width)
     return fit(left, width - right.cells - 1) + line(" ") + right
 
 
 def wrap(text: str, width: int, role: str = "") -> list[Line]:
-    """Words over as many lines as they need; a word longer than a line is cut through."""
+    """Words over as many lines as they need; a word longer than a line is split."""
     lines: list[Line] = []
     for raw in text.splitlines() or [""]:
         paragraph, current = _CONTROL.sub(" ", raw), ""
@@ -175,7 +176,7 @@ def block(lines: Sequence[Line], width: int, height: int) -> list[Line]:
 
 
 def beside(blocks: Iterable[Sequence[Line]]) -> list[Line]:
-    """Blocks of equal height next to each other; the shortest decides."""
+    """Blocks of equal height next to each other; the shortest sets the height."""
     joined = []
     for parts in zip(*blocks, strict=False):
         whole = EMPTY

@@ -1,4 +1,4 @@
-"""Updates of a node that a feed brings, live or recorded: one type a kind."""
+"""Updates of a node from a feed, live or recorded: one type per kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No answer any more, or not yet; ``why`` is for people."""
+    """The node does not answer, or not yet; ``why`` is for people."""
 
     why: str
 
@@ -26,7 +26,7 @@ class StatusUpdate:
 
 @dataclass(frozen=True, slots=True)
 class DecisionUpdate:
-    """Flat decisions in any order; those known already count once."""
+    """Flat decisions in any order; known ones are not repeated."""
 
     decisions: list[Document]
 
@@ -60,7 +60,7 @@ class HistoryUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
-    """``document`` is ``None`` where the node does not know, with ``why``."""
+    """``document`` is ``None`` if the node has none, with ``why``."""
 
     document: Document | None
     why: str = ""

@@ -1,7 +1,7 @@
 """The parts that live as long as the daemon, built in one direction: each from those above it.
 
-Nothing here is started; ``run`` does that, in order. Engines come and go in ``node.session``: who
-needs the engine asks for it each time, and may find none.
+Nothing here is started; ``run`` does that, in order. Engines come and go in ``node.session``: code
+that needs the engine asks for it each time, and may find none.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from hisparsed.node.openai.upstream import Upstream
 from hisparsed.node.service import ServiceManager
 
 WORKER_STOP_ENV = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
-"""vLLM gives its workers five seconds, in which no large pool is unpinned."""
+"""vLLM gives its workers five seconds, which is too short to unpin a large pool."""
 
 log = logging.getLogger("hisparsed.daemon")
 
@@ -107,7 +107,7 @@ def build_node(
     manager: ServiceManager,
     folder: Path,
 ) -> Node:
-    """Reads what operators had set and what engines last served with, and no other file.
+    """Reads the overrides and the last good values, and no other file.
 
     ``values`` are those of ``config``, which was read from ``document``. ``doctor`` has looked at
     the machine. ``folder`` is for the files of engines.
@@ -274,5 +274,5 @@ def control_api(node: Node, restarter: EngineRestarter) -> ControlApi:
 
 
 def load_again(document: Path) -> NodeConfig:
-    """What the node's document says now. Raises ``ConfigError``."""
+    """The node's document as it is now. Raises ``ConfigError``."""
     return load_node_config(document, memory_bytes=machine_memory_bytes()).value

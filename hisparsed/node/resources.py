@@ -38,7 +38,7 @@ def bind_tcp(host: str, port: int, *, key: str) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host.strip("[]"), port))
-        # Listening now, not when uvicorn starts: only then does a second daemon see it taken.
+        # Listen now, not when uvicorn starts, so that a second daemon sees that the port is taken.
         listener.listen(2048)
     except OSError as error:
         listener.close()
@@ -75,7 +75,7 @@ def _holder(port: int) -> str:
 
 @contextlib.contextmanager
 def state_dir_held(path: Path) -> Iterator[None]:
-    """The state folder, made where it is missing and held for one daemon.
+    """The state folder, created if missing and locked for one daemon.
 
     A start that is refused within this leaves no folder that it made, unless something was kept in
     it. Raises ``UserError`` when it cannot be written or another daemon has it.
@@ -91,7 +91,7 @@ def state_dir_held(path: Path) -> Iterator[None]:
 
 
 def _remove_empty(state_dir: Path, made: Sequence[Path]) -> None:
-    """``made``: the folder and those above it that this start made, the deepest first.
+    """``made``: the folders that this start created, the deepest first.
 
     Call with the lock held, so that no other daemon uses it.
     """
@@ -127,7 +127,7 @@ def _close_to_others(folder: Path) -> None:
 
 @contextlib.contextmanager
 def state_lock(state_dir: Path) -> Iterator[None]:
-    """Hold the state folder for one daemon; released by the kernel when the process ends."""
+    """Lock the state folder for one daemon; released by the kernel when the process ends."""
     path = state_dir / _LOCK
     with path.open("a+") as file:
         try:
@@ -151,7 +151,7 @@ _BELOW_BYTES = len(f"/{_PREFIX}12345678/1000/{UUID(int=0)}")
 """The part after the temporary folder in the name of a vLLM socket."""
 _OTHERS = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 (a folder of our own is made there)
 _NOTE = "runtime-folder"
-"""The file in the state folder that names the folder of the life before."""
+"""The file in the state folder that names the previous run's folder."""
 
 
 def temporary_folder() -> Path:
@@ -202,7 +202,7 @@ def runtime_folder(state_dir: Path) -> Iterator[Path]:
 
 
 def forget_folder(state_dir: Path) -> None:
-    """The folder that the last daemon noted is gone; call with the lock free."""
+    """Remove the note of the last daemon's folder, which is gone; call without the lock."""
     with suppress(OSError):
         (state_dir / _NOTE).unlink(missing_ok=True)
 

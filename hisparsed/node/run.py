@@ -1,6 +1,6 @@
-"""One node from start to stop: what is refused early, what runs, how it ends.
+"""One node from start to stop: early refusals, the running parts, the end.
 
-The order matters and is written down once: lock, ports and policy before anything heavy; control
+The order matters and is defined in one place: lock, ports and policy before anything heavy; control
 socket and servers before the engine, and until after it. Engines come and go in
 ``engine.supervisor``.
 """
@@ -139,7 +139,8 @@ def run_node(
 def _begin_alone(state_dir: Path) -> None:
     """Call with the lock on ``state_dir`` held: what a killed daemon left ends or is removed."""
     os.environ[STATE_ENV] = str(state_dir)
-    # vLLM names its processes with setproctitle, which else writes over what they are known by.
+    # vLLM renames its processes with setproctitle, which would overwrite the marks that identify
+    # them.
     os.environ["SPT_NOENV"] = "1"
     ended = end_orphans(state_dir)
     if ended:
@@ -169,7 +170,7 @@ async def _serve(
     metrics_socket: socket.socket | None,
 ) -> int:
     supervisor = Supervisor(node, partial(start_session, node), read_values)
-    # Before anything is begun: a signal that raised in the middle of it would leave half of it.
+    # Before anything starts: a signal that raises in the middle would leave a half-started node.
     _install_signals(node, supervisor)
     plane = node.plane
     control_server = ControlServer(
@@ -199,7 +200,7 @@ async def _run(
     api_socket: socket.socket,
     metrics_socket: socket.socket | None,
 ) -> int:
-    """Until it is asked to stop, or no engine can be kept running; the exit code."""
+    """Runs until it is asked to stop, or no engine can be kept running; returns the exit code."""
     config = node.config
     clients = connections_of(config.api.limits)
     node.plane.metrics.registry.register(ConnectionCollector(clients))

@@ -1,8 +1,8 @@
-"""What the service manager gets: systemd's notify protocol, and the log on standard error.
+"""Output for the service manager: systemd's notify protocol, and the log on standard error.
 
-One datagram a message, best effort: without a service manager, or with a broken one, nothing
-happens. The watchdog is fed by finished ticks with a new report of the engine, never by a timer, so
-a daemon whose loop or engine hangs goes unfed. The log is text for people and JSON for journald and
+One datagram per message, best effort: without a service manager, or with a broken one, nothing
+happens. A finished tick with a new report of the engine notifies the watchdog, never a timer, so it
+notices a daemon whose loop or engine hangs. The log is text for people and JSON for journald and
 collectors. The daemon, vLLM and the engine use one format; each process writes its own lines.
 """
 
@@ -37,9 +37,10 @@ Send = Callable[[bytes], None]
 
 EXTEND_EVERY_S = 10.0
 EXTEND_BY_S = 40.0
-"""Each message asks for this much from now on; four times the period outlasts a lost one."""
+"""Each message asks for this many seconds from now on; four times the period, so that one may be
+lost."""
 _FEEDS_A_WATCHDOG = 4
-"""A tick comes every second; feeding this often in a watchdog time is enough."""
+"""Ticks are every second; this many notifications per watchdog interval are enough."""
 
 
 class ServiceManager:
@@ -65,19 +66,20 @@ class ServiceManager:
         self._tell(STATUS=sentence)
 
     def ready(self, sentence: str) -> None:
-        """It serves, for the first time or again; the watchdog is what it was from here on."""
+        """It serves, for the first time or again; the watchdog has its normal interval from now
+        on."""
         self._tell(READY="1", STATUS=sentence)
         if self._longer_watchdog and self._watchdog_s is not None:
             self._longer_watchdog = False
             self._tell(WATCHDOG_USEC=_usec(self._watchdog_s))
 
     def restarting(self, sentence: str, *, within_s: float) -> None:
-        """The engine is restarted; no tick feeds the watchdog until ``ready``."""
+        """The engine is restarted; no tick notifies the watchdog until ``ready``."""
         self._tell(STATUS=sentence)
         self._lengthen_watchdog(within_s)
 
     def stopping(self, sentence: str, *, within_s: float) -> None:
-        """``within_s`` bounds the way to the end, on which no tick feeds the watchdog."""
+        """``within_s`` limits the time until the end, in which no tick notifies the watchdog."""
         self._tell(STOPPING="1", STATUS=sentence)
         self._lengthen_watchdog(within_s)
 
@@ -88,7 +90,7 @@ class ServiceManager:
 
     @contextlib.contextmanager
     def reloading(self) -> Iterator[None]:
-        """Between reading the policy and having decided on it."""
+        """From reading the policy to the first decision with it."""
         self._tell(RELOADING="1", MONOTONIC_USEC=_usec(self._clock()))
         try:
             yield
@@ -98,7 +100,7 @@ class ServiceManager:
     def feed(self, reported_at_s: float) -> None:
         """A tick has ended; ``reported_at_s`` is when the engine gave the report it used.
 
-        Alive is a loop that ticks and an engine that answers: the same report twice feeds nothing.
+        A second tick with the same report does not notify: loop and engine must both work.
         """
         if self._watchdog_s is None or reported_at_s == self._seen_report_s:
             return
@@ -111,7 +113,8 @@ class ServiceManager:
 
     @contextlib.asynccontextmanager
     async def busy(self, sentence: str, *, at_most_s: float) -> AsyncIterator[None]:
-        """Ask for time while inside, up to ``at_most_s``; what hangs longer is ended."""
+        """Ask for more time inside the block, up to ``at_most_s``; systemd ends a process that
+        hangs longer."""
         extending = asyncio.create_task(self._extend(sentence, at_most_s))
         try:
             yield
@@ -142,7 +145,7 @@ def service_manager(
 ) -> ServiceManager:
     """The manager that ``environment`` names; one that hears nothing where it names none.
 
-    Takes the variables out, so that no process of the engine speaks for the daemon.
+    Removes the variables, so that no process of the engine sends messages as the daemon.
     """
     address = environment.pop("NOTIFY_SOCKET", "")
     watchdog_usec = environment.pop("WATCHDOG_USEC", "")
@@ -175,9 +178,9 @@ def configure_logging(config: LogConfig, *, terminal: bool) -> None:
 
 @contextmanager
 def watched_logs(ring: LogRing) -> Iterator[None]:
-    """While in it, what daemon and engine log also goes into ``ring``.
+    """Inside the block, log lines of daemon and engine also go into ``ring``.
 
-    vLLM is imported, and its processes are started, in it: they find their logging set up.
+    vLLM is imported and its processes start inside it, so their logging is set up.
     """
     handler = RingHandler(ring)
     others = process_handler().others

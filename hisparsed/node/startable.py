@@ -27,7 +27,7 @@ def start_problems(config: NodeConfig, environ: Mapping[str, str]) -> list[str]:
 
 
 def require_startable(config: NodeConfig, environ: Mapping[str, str]) -> None:
-    """Raises ``UserError`` with all of it."""
+    """Raises ``UserError`` with all problems."""
     problems = start_problems(config, environ)
     if problems:
         raise UserError("\n".join(problems))

@@ -1,1 +1,1 @@
-"""What the pages show, as lines of styled text. Pure: no terminal, no clock, no network."""
+"""The content of the pages, as lines of styled text. Pure: no terminal, no clock, no network."""

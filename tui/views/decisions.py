@@ -1,4 +1,4 @@
-"""The journal as rows: decisions and events, filtered, newest first; and one of them whole.
+"""The journal as rows: decisions and events, filtered, newest first; and the details of one.
 
 A single decision shows its figures, the expected and the measured effect, and the snapshot that it
 used.
@@ -71,7 +71,7 @@ def is_event(entry: Document) -> bool:
 
 
 def event_level(entry: Document) -> EventLevel:
-    """As the node serves it; by the kind in journals, and from nodes that serve none."""
+    """As the node serves it; by the kind for journals and for nodes that serve none."""
     served = text(entry, "level")
     return EventLevel(served) if served in _LEVELS else level_of(text(entry, "kind"))
 
@@ -85,7 +85,7 @@ def codes(model: NodeModel) -> list[str]:
 
 
 def entries(model: NodeModel, wanted: Filter) -> list[Document]:
-    """What passes, newest first."""
+    """The entries that pass, newest first."""
     merged = sorted(
         [*model.decisions, *model.events],
         key=lambda one: (number(one, "at_unix_s") or 0.0, number(one, "sequence") or 0.0),
@@ -96,7 +96,7 @@ def entries(model: NodeModel, wanted: Filter) -> list[Document]:
 
 
 FLAPS_WITHIN_S = 60.0
-"""Holds of one lever that come sooner after each other are one row, unless it moves between."""
+"""Holds of one lever within this time of each other are one row, unless it moves in between."""
 
 
 def _folded(entries: list[Document]) -> list[Document]:
@@ -123,7 +123,7 @@ def _folded(entries: list[Document]) -> list[Document]:
 
 
 def first_of(entry: Document) -> Document:
-    """The oldest of the holds that a row stands for: it stays the same while others come."""
+    """The oldest of the holds that a row stands for: it stays the same while newer ones arrive."""
     return items(entry, "folded")[-1] if entry.get("folded") else entry
 
 
@@ -237,8 +237,7 @@ def event_detail(entry: Document, width: int) -> list[Line]:
 
 
 def decision_detail(entry: Document, whole: Document | None, width: int) -> list[Line]:
-    """``entry`` is the flat decision, ``whole`` its tick; ``None`` where only the former is
-    known."""
+    """``entry`` is the flat decision, ``whole`` its tick, or ``None`` if it is not known."""
     lines = [
         line((f"{entry.get('lever')} ", "title"), (str(entry.get("code")), "accent")),
         *wrap(text(entry, "sentence") or "", width),

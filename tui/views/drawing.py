@@ -1,10 +1,10 @@
 """The means to draw pages: characters, time and the span of charts; bars, boxes and charts.
 
 Bars, charts and frames are made of Unicode characters, or of ASCII for plain terminals. Every state
-has its own character, so that a bar reads without colour. A bar splits a whole into parts:
-what is not zero shows, and the parts never exceed the bar. A gauge shows one share, in eighths of
-a cell. A chart draws one series over several rows between its axes: from zero to its highest value,
-and from one time of day to another.
+has its own character, so that a bar reads without colour. A bar splits a whole into parts: every
+part above zero is visible, and the parts never exceed the bar. A gauge shows one share, in eighths
+of a cell. A chart draws one series over several rows between its axes: from zero to its highest
+value, and from one time of day to another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hisparsed.tui.wire import number
 @dataclass(frozen=True, slots=True)
 class Glyphs:
     levels: str
-    """From nothing to a full cell, for charts."""
+    """From an empty to a full cell, for charts."""
     parts: str
     """Parts of a cell from the left, rising, for gauges; empty where there are only whole ones."""
     axis: tuple[str, str]
@@ -108,7 +108,7 @@ class BarSegment:
 
 
 def cells_of(amounts: Sequence[float], total: float, width: int) -> list[int]:
-    """Cells a part: rounded by the largest remainder, at least one for what is not zero."""
+    """Cells per part: rounded by the largest remainder, at least one for parts above zero."""
     if total <= 0 or width <= 0:
         return [0] * len(amounts)
     # Parts of more than the whole share the bar.
@@ -140,7 +140,7 @@ def bar(segments: Sequence[BarSegment], total: float, width: int, *, free: str) 
 
 
 def gauge(share: float | None, width: int, role: str, glyphs: Glyphs) -> Line:
-    """A share of a whole to the nearest part of a cell: next to nothing shows as nothing."""
+    """A share of a whole to the nearest part of a cell: a very small share is empty."""
     steps = len(glyphs.parts) + 1
     filled = round(min(1.0, max(0.0, share or 0.0)) * width * steps)
     cells, rest = divmod(filled, steps)
@@ -158,7 +158,7 @@ def marks(places: Sequence[tuple[float, str, str]], width: int) -> Line:
 
 
 def box(title: str, lines: Sequence[Line], width: int, height: int, glyphs: Glyphs) -> list[Line]:
-    """Exactly ``width`` by ``height`` cells; what does not fit inside is cut."""
+    """Exactly ``width`` by ``height`` cells; longer content is cut."""
     top_left, top_right, bottom_left, bottom_right, across, down = glyphs.frame
     inside = width - 4
     label = f" {title} " if title else ""
@@ -240,7 +240,7 @@ def now_value(model: NodeModel, name: str) -> str:
 
 
 def now_gauge(model: NodeModel, name: str) -> list[float]:
-    """A gauge's value now, which its last column may not have in it yet; nothing for others."""
+    """A gauge's value now, which its last column may not include yet; ``None`` for others."""
     value = None if is_difference(name) else number(model.status, SERIES[name].top)
     return [] if value is None else [value]
 

@@ -1,4 +1,4 @@
-"""Several nodes, a line each, worst first."""
+"""Several nodes, one line each, worst first."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _columns(width: int) -> tuple[_Column, ...]:
 
 
 def _head_cells(width: int) -> tuple[int, int]:
-    """For the node's name and its state; the name takes what the figures leave."""
+    """For the node's name and its state; the name gets the cells that the figures leave."""
     if width >= _WIDE:
         return _LABEL, _STATE
     # One cell is the scroll bar's.
@@ -128,7 +128,7 @@ def _head_cells(width: int) -> tuple[int, int]:
 
 
 def fleet_summary(models: Iterable[NodeModel], width: int) -> Line:
-    """How many nodes are in which state, and what they do together."""
+    """The number of nodes in each state, and their sums."""
     counts: dict[str, int] = {}
     running = tokens = 0.0
     known = list(models)

@@ -26,7 +26,7 @@ _LIFECYCLE_ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """What the application adds: each is shown as it is, empty ones are not."""
+    """Texts from the application; empty ones are not shown."""
 
     paused_at_s: float | None = None
     readonly: bool = False
@@ -35,7 +35,7 @@ class Banner:
 
 
 def header_lines(model: NodeModel, banner: Banner, width: int, context: ViewContext) -> list[Line]:
-    """Node, model, version, health, generation and mode; then what is out of the ordinary."""
+    """Node, model, version, health, generation and mode; then unusual states."""
     status, glyphs = model.status, context.glyphs
     lifecycle = text(status, "lifecycle") or "unknown"
     if model.stale:
@@ -64,7 +64,7 @@ def header_lines(model: NodeModel, banner: Banner, width: int, context: ViewCont
 
 
 def _second(model: NodeModel, banner: Banner, width: int, context: ViewContext) -> Line:
-    """The most urgent first: what cannot be seen, then what is held back, then health."""
+    """The most urgent first: a lost connection, then frozen or limited levers, then health."""
     marks = [
         (" PAUSED since " + fmt.clock(banner.paused_at_s) + " ", "alert")
         if banner.paused_at_s is not None
@@ -103,7 +103,7 @@ def _health(model: NodeModel, context: ViewContext) -> Line:
         return line(("the engine has not reported yet; it may be starting", "warn"))
     age_s, tick_s = number(status, "observed.report_age_s"), number(status, "loop.tick_s")
     cost_s = number(status, "observed.report_cost_s")
-    # Between two status documents the report gets older; that is what an operator asks for.
+    # Between two status documents the report gets older, and the shown age follows.
     if age_s is not None:
         age_s += _since_status(model, context)
     old = age_s is not None and age_s > max(5.0, 5 * (tick_s or 1.0))

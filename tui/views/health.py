@@ -1,7 +1,7 @@
 """The node's health: the engine's state, GPUs, what the doctor found, canary and journal.
 
-Nodes of earlier versions lack parts of it; those parts show that, or nothing. Blocks of
-the GPU pool are in ``panels``.
+Nodes of earlier versions lack some parts; these are marked or empty. Blocks of the GPU pool are in
+``panels``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def engine_summary(status: object) -> EngineSummary | None:
 def engine_lines(
     status: object, now_s: float | None, width: int, context: ViewContext
 ) -> list[Line]:
-    """State and times; then the last end, and what was quarantined because it did not start."""
+    """State and times; then the last end, and the quarantined values."""
     life = engine_summary(status)
     if life is None:
         return []
@@ -125,7 +125,7 @@ OLD_S = 5.0
 FULL_LINK = 0.9
 """Share of the link beyond which traffic waits for it."""
 _AT_CAP = "power-cap"
-"""How a busy GPU runs, so no trouble."""
+"""Normal for a busy GPU, so not a problem."""
 _SHOWN = 3
 """GPUs in trouble that one line names."""
 
@@ -209,7 +209,7 @@ def _link(card: Document) -> list[Part]:
 
 
 def _state(cards: list[Document]) -> list[Part]:
-    """Who is lost, then who is slow; the first few of them."""
+    """The lost GPUs, then the slow ones; the first few of them."""
     lost = [card for card in cards if dig(card, "lost") is True]
     slow = [card for card in cards if card not in lost and _troubles(card)]
     parts: list[Part] = []
@@ -266,11 +266,11 @@ _SEVERITIES = {"fatal": ("FATAL", "bad"), "warning": ("WARN", "warn"), "note": (
 
 
 _WRAPPED = 3
-"""Warnings and worse that are shown whole; more of them are a line each."""
+"""Warnings and errors that are shown in full; further ones have one line each."""
 
 
 def health_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
-    """Engine, doctor's findings a line each, canary and journal."""
+    """Engine, the doctor's findings with one line each, canary and journal."""
     now_s = model.node_now_s(context.now_s)
     return [
         *engine_lines(model.status, now_s, width, context),
@@ -303,7 +303,8 @@ _TRUSTED = ("Configured", "Proved")
 
 
 def _kernels(status: object, width: int) -> list[Line]:
-    """Whose find rows in hot buffers, and what is not trusted; nothing on other than CUDA nodes."""
+    """The kernels that find rows in hot buffers, and those that are not used; empty except on CUDA
+    nodes."""
     reason, sentence = text(status, "kernels.reason"), text(status, "kernels.sentence")
     if reason is None:
         return []
@@ -359,7 +360,7 @@ def _finding(one: Document, width: int | None) -> list[Line]:
 
 
 def doctor_lines(model: NodeModel, width: int) -> list[Line]:
-    """Every finding with why it matters, what helps, and when it was seen; then the GPUs."""
+    """Every finding with its reason, its fix and its time; then the GPUs."""
     cards = gpu_rows(model)
     return [*_findings(model.status, width), *([EMPTY, *cards] if cards else [])]
 
@@ -392,7 +393,7 @@ def _severity(finding: Document) -> tuple[str, str]:
 
 
 def _canary(status: object, width: int, context: ViewContext) -> list[Line]:
-    """One line if nothing is wrong; all that there is to say where it is not."""
+    """One line if nothing is wrong; else all details."""
     title = (f"{'canary':<9}", "title")
     state, sentence = text(status, "canary.state"), text(status, "canary.sentence") or ""
     if state is None:

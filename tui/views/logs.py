@@ -1,7 +1,7 @@
-"""Log lines of daemon and engine, filtered; what is said again and again stands once.
+"""Log lines of daemon and engine, filtered; repeated lines are shown once.
 
 Lines are the same when they differ in numbers only. vLLM writes statistics every ten seconds, over
-its own windows; folded they are one line that says how often it came.
+its own windows; folded they are one line with a count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOGGERS_WIDTH = 110
 _MOST_LINES = 30
 _MOST_LINES_OF_INFO = 6
 _MOST_LINES_FOLDED = 2
-"""Of information that comes again and again."""
+"""For informational lines that repeat."""
 _NUMBERS = re.compile(r"[0-9][0-9.,:eE+%-]*")
 _SHAPE = 200
 """Characters by which lines are distinguished."""
@@ -35,7 +35,7 @@ class LogFilter:
     source: str | None = None
     search: str = ""
     fold: bool = True
-    """Whether lines that are repeated with other numbers stand once."""
+    """Whether lines that repeat with other numbers are shown once."""
 
     def passes(self, entry: Document) -> bool:
         return (
@@ -68,7 +68,7 @@ def log_entries(model: NodeModel, wanted: LogFilter) -> int:
 
 @dataclass(slots=True)
 class _Shown:
-    """An entry, how often it came and when first."""
+    """An entry, its count and its first time."""
 
     entry: Document
     count: int
@@ -76,11 +76,11 @@ class _Shown:
 
 
 def _folded(entries: Iterable[Document]) -> list[_Shown]:
-    """Repeated ones at the place of the latest."""
+    """Repeated entries are at the place of the latest."""
     found: dict[tuple[str, ...], _Shown] = {}
     for entry in entries:
         shape = _NUMBERS.sub("#", text(entry, "text") or "")[:_SHAPE]
-        # Text, since a node of another version may say anything, and lists have no place in a key.
+        # Text, since a node of another version may send any value, and lists cannot be keys.
         key = (*(str(entry.get(name)) for name in ("source", "logger", "level")), shape)
         before = found.pop(key, None)
         count = 1 if before is None else before.count + 1
@@ -90,7 +90,7 @@ def _folded(entries: Iterable[Document]) -> list[_Shown]:
 
 
 def log_lines(model: NodeModel, wanted: LogFilter, width: int) -> list[Line]:
-    """Oldest first; long ones go over several lines, and past some they are cut."""
+    """Oldest first; long entries take several lines, very long ones are cut."""
     loggers = width >= _LOGGERS_WIDTH
     passing = [entry for entry in model.logs if wanted.passes(entry)]
     shown = _folded(passing) if wanted.fold else [_Shown(one, 1, None) for one in passing]

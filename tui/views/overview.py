@@ -1,6 +1,6 @@
-"""The first page: what an operator has to know in words, and the figures behind it.
+"""The first page: the state in words, and the figures that support it.
 
-Laid out for the room there is. A small screen has what matters most of it; charts come with room.
+The layout depends on the size. A small screen shows the most important parts; charts need room.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def overview_lines(model: NodeModel, width: int, height: int, context: ViewConte
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Lines that stand together; what is worth more is placed first."""
+    """Lines that belong together; parts with a higher ``worth`` are placed first."""
 
     worth: int
     lines: list[Line]
 
 
 def _compact(model: NodeModel, width: int, height: int, context: ViewContext) -> list[Line]:
-    """No frames: a title ahead of each part, and what there is room for."""
+    """No frames: a title before each part, and as many parts as fit."""
     requests = request_lines(model, width, context)
     budget = f"host memory {fmt.size(_budget(model))}"
     axis = spark_axis(model, width, context)

@@ -1,7 +1,7 @@
 """The panels of the overview: host pools, GPU pool, requests, hot buffers and service.
 
 The host budget is one bar with its tenants and targets, the GPU pool another. ``overview`` lays the
-panels out for the room there is.
+panels out.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def host_bar(pools: Document, width: int, context: ViewContext) -> list[Line]:
 
 
 def host_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
-    """Six lines: bar with targets, a line a pool, what moves, and the live set."""
+    """Six lines: bar with targets, one line per pool, the moves, and the live set."""
     pools = dig(model.derived, "pools")
     if not isinstance(pools, dict):
         return [line(("the engine has not reported yet", "dim"))]
@@ -70,7 +70,7 @@ def host_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]
 
 
 def host_compact(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
-    """Four lines: targets and what moves only while something does."""
+    """Four lines: targets and moves only while blocks move."""
     lines = host_lines(model, width, context)
     pools = dig(model.derived, "pools")
     if len(lines) == 1 or not isinstance(pools, dict):
@@ -94,7 +94,7 @@ def _moves(pools: Document) -> bool:
 
 
 _LEGENDS_FROM = 74
-"""The width in cells from which a pool's line has room for the signs of its bar."""
+"""The width in cells from which a pool's line has room for the symbols of its bar."""
 
 
 def _pool_line(pools: Document, pool: str, mark: str, width: int, context: ViewContext) -> Line:
@@ -154,7 +154,7 @@ def _live_set_line(model: NodeModel, width: int) -> Line:
 
 
 def gpu_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
-    """Two lines: the bar, and what its letters are."""
+    """Two lines: the bar, and the meaning of its letters."""
     gpu = dig(model.observed, "gpu")
     total = number(gpu, "total_blocks")
     if total is None:
@@ -203,7 +203,7 @@ def residency_bar(requests: object, width: int, context: ViewContext) -> Line:
 
 
 def budget_gauge(share: float | None, width: int, context: ViewContext) -> Line:
-    """How much of a budget is used; over it reads as full."""
+    """The used share of a budget; above 1 the gauge is full."""
     role = "bad" if (share or 0) > 1 else "warn" if (share or 0) > 0.8 else "good"
     return gauge(share, width, role, context.glyphs)
 
@@ -281,7 +281,7 @@ def _hot_line(model: NodeModel, width: int) -> Line:
 
 
 def _sampled(sampled: object) -> Line:
-    """What vLLM's own kernels report, rarely: misses since the start, and how old that is."""
+    """The rare figures of vLLM's own kernels: misses since the start, and the age of the sample."""
     hits, misses = number(sampled, "hits_total"), number(sampled, "misses_total")
     rows = (hits or 0.0) + (misses or 0.0)
     share = misses / rows if misses is not None and rows else None

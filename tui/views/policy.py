@@ -1,6 +1,6 @@
-"""The policy in force: the levers, every value with where it comes from, and what is unusual.
+"""The policy in force: the levers, every value with its origin, and unusual states.
 
-A lever shows its mode, what is in force, what is wanted and why it does not move.
+A lever shows its mode, its value, the wanted value and why it does not move.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ LEVERS = ("split", "multiplier", "admission", "watermark")
 
 
 def effective_mode(model: NodeModel) -> str:
-    """What the levers may do now; where that is not known, the policy's mode."""
+    """The effective mode of the levers; the policy's mode if that is not known."""
     shown = text(model.status, "policy.effective") or text(model.status, "policy.mode")
     return shown or text(model.policy, "values.mode") or ""
 
 
 def lever_lines(model: NodeModel, width: int, context: ViewContext, *, rows: int = 1) -> list[Line]:
-    """One line per lever; with more rows each its sentence below."""
+    """One line per lever; with more rows, also its sentence."""
     found = items(model.status, "levers")
     if not found:
         return [line(("no decision yet", "dim"))]
@@ -41,7 +41,7 @@ def lever_lines(model: NodeModel, width: int, context: ViewContext, *, rows: int
 
 
 def _setting(model: NodeModel, lever: Document, context: ViewContext) -> str:
-    """What is in force, and where it is to go."""
+    """The value in force, and the wanted one."""
     current, wanted = dig(lever, "current"), dig(lever, "wanted")
     name = text(lever, "lever") or ""
     shown = _shown(model, name, current)
@@ -51,7 +51,7 @@ def _setting(model: NodeModel, lever: Document, context: ViewContext) -> str:
 
 
 def _lever_line(lever: Document, setting: str, *, why: bool) -> Line:
-    """Ends in the reason: where the screen cuts the line, the words of the reason are cut last."""
+    """The reason is at the end, with its code first, so that a cut line still shows the code."""
     mode, reason = text(lever, "mode") or "", text(lever, "reason") or ""
     name = text(lever, "lever") or ""
     known = reason_of(reason)
@@ -71,7 +71,7 @@ def _lever_line(lever: Document, setting: str, *, why: bool) -> Line:
 
 
 _HELD = ("Hold", "Leave")
-"""How sentences begin that hold a lever, with the reason behind a colon."""
+"""The beginnings of sentences that hold a lever, with the reason after a colon."""
 
 
 def why_and_what(sentence: str) -> tuple[str, str]:
@@ -120,7 +120,7 @@ class PolicyRow:
 
 
 def policy_rows(model: NodeModel, search: str = "", *, now_s: float = 0.0) -> list[PolicyRow]:
-    """In the order of the document. Nodes that do not say where values come from are believed."""
+    """In the order of the document. For nodes that do not report origins none are shown."""
     document = model.policy or {}
     values, sources = document.get("values"), document.get("sources")
     if not isinstance(values, dict):
@@ -184,7 +184,7 @@ def key_lines(model: NodeModel, key: str, width: int) -> list[Line]:
 
 
 def summary_lines(model: NodeModel, width: int, context: ViewContext) -> list[Line]:
-    """File and generation; then rejected reload, restarts that are due, overrides, schedules."""
+    """File and generation; then rejected reload, pending restarts, overrides, schedules."""
     document, status = model.policy or {}, model.status
     path = text(document, "file") or text(document, "path") or text(status, "policy.path")
     content_hash = text(document, "content_hash") or text(status, "policy.content_hash") or ""

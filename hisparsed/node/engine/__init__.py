@@ -1,1 +1,1 @@
-"""Supervision of the engine: its life, its restarts, its values and its processes."""
+"""Supervision of the engine: its phases, its restarts, its values and its processes."""

@@ -1,8 +1,8 @@
-"""Whose kernels an engine is started with, and what is learnt of them while it runs.
+"""Chooses the kernels that an engine starts with, and notes their faults while it runs.
 
-Asked before each start. An engine with our kernels that answers its canary wrong, or ends with an
-error of a kernel, is the last one with them on this machine: the next start takes vLLM's. Only
-where ``cuda.kernels`` is auto; what the document names is used.
+Asked before each start. After an engine with hisparsed's kernels answers its canary wrong, or ends
+with an error of a kernel, the next starts on this machine use vLLM's. Only if ``cuda.kernels`` is
+auto; else the document decides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KERNEL_ERROR = re.compile(
     r"hot buffers are in doubt[^\n]*|CUDA error: (?:an illegal|misaligned|device-side|unspecified "
     r"launch|invalid)[^\n]*|Triton Error[^\n]*|\w*[Cc]apacity \d+ needs \d+ hot blocks[^\n]*"
 )
-"""An error of a kernel in the engine's log; neither memory that is short nor a GPU that is lost."""
+"""An error of a kernel in the engine's log; not an out-of-memory error or a lost GPU."""
 
 
 def kernel_error(lines: Iterable[LogLine], since_unix_s: float) -> str | None:
@@ -60,8 +60,8 @@ class Settled:
 
 
 class KernelKeeper:
-    """Of a CUDA node, for as long as the daemon. ``wall_clock`` is Unix seconds; ``canary`` is that
-    of the engine that runs."""
+    """For a CUDA node; lives as long as the daemon. ``wall_clock`` is Unix seconds; ``canary`` is
+    that of the engine that runs."""
 
     def __init__(
         self,
@@ -85,7 +85,8 @@ class KernelKeeper:
         return self._status
 
     async def settle(self, values: EngineValues) -> Settled:
-        """Choose, prove where nothing is kept, and report the result. Seconds at most.
+        """Choose the kernels, run the proof if no answer is kept, and report the result. Takes
+        seconds at most.
 
         Raises ``UserError`` where the model cannot be read.
         """
@@ -133,7 +134,7 @@ class KernelKeeper:
     # --- while an engine runs -----------------------------------------------------------
 
     def watch(self, _outcome: TickOutcome) -> None:
-        """To be called after ticks: a canary's mismatch ends the trust in our kernels."""
+        """Call after ticks: after a canary mismatch hisparsed's kernels are not used again."""
         canary = self._canary()
         if canary is not None and canary.state is CanaryState.MISMATCH:
             self._doubt(f"the canary gave a different answer with them: {canary.sentence}")

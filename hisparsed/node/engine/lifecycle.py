@@ -1,7 +1,7 @@
-"""Where the life of the engine stands: plain data that the supervisor writes and others read.
+"""The phase of the engine: plain data that the supervisor writes and others read.
 
 Also what it means to clients (``refusal``), operators (``status``) and health checks
-(``lifecycle``). There is one for as long as the daemon; ``session`` is what comes and goes.
+(``lifecycle``). It lives as long as the daemon; ``session`` comes and goes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from hisparsed.policy.units import format_duration
 
 _LONGEST_RETRY_S = 48.0
 _JITTER = 0.25
-"""At most so much longer, so that clients do not come back all at once."""
+"""The most that is added, so that clients do not all return at the same time."""
 _OVERDUE = 0.25
-"""A start that takes longer than the last one: so much of its time is what it may still take."""
+"""The share of the time so far that a start may still take, if it takes longer than the last
+one."""
 _TYPICAL_START_S = 15.0
-"""Until a start of this node was measured."""
+"""Used until a start of this node was measured."""
 
 
 @dataclass(slots=True)
@@ -46,13 +47,13 @@ class EngineLifecycle:
     record: EngineRecord
     state: Supervision
     wanted: EngineValues
-    """What the documents said when the daemon started, or when a restart was asked for."""
+    """The values of the documents when the daemon started, or when a restart was asked for."""
     good: EngineValues
-    """What the latest engine served with, or is the first to be started with."""
+    """The values that the latest engine served with, or that the first one starts with."""
     session: EngineSession | None = None
     """The engine that serves, or drains; ``None`` while there is none."""
     served: int = 0
-    """Engines that ever did."""
+    """The number of engines that served."""
     why: str = ""
     """Why there is no engine, for people."""
     last_start_s: float | None = None
@@ -62,7 +63,7 @@ class EngineLifecycle:
     def first(
         cls, config: NodeConfig, values: EngineValues, record: EngineRecord
     ) -> EngineLifecycle:
-        """Before the first engine, with the last good values where ``values`` start none."""
+        """Before the first engine; with the last good values if ``values`` start none."""
         good = record.good(config) if record.is_quarantined(values) else None
         chosen = Values.WANTED if good is None else Values.GOOD
         state, _ = supervision.begin(chosen, time.monotonic())
@@ -70,7 +71,7 @@ class EngineLifecycle:
 
     @property
     def quarantined(self) -> Quarantined | None:
-        """Set while the wanted values are known to start no engine."""
+        """Set while it is known that the wanted values do not start an engine."""
         return self.record.quarantined if self.record.is_quarantined(self.wanted) else None
 
     @property
@@ -115,7 +116,7 @@ class EngineLifecycle:
         return Refusal(503, "engine_unavailable", words, retry_s)
 
     def status(self) -> EngineStatus:
-        """Of this moment."""
+        """The state now."""
         state, failed = self.state, self.quarantined
         now_s, now_unix_s = time.monotonic(), time.time()
         quarantined = None

@@ -1,4 +1,4 @@
-"""The processes of one engine and their shared memory: how they end, and that they do.
+"""The processes of one engine and their shared memory: ends them and reports how they ended.
 
 Identifies them by process id and start time, so that no other process is taken for one of them. Not
 for stopping an engine that still answers; vLLM does that.
@@ -51,7 +51,7 @@ class EngineProcesses:
         return any((root.exitcode or 0) < 0 for root in self.roots)
 
     def exits(self, *, killed: bool = False) -> list[str]:
-        """How each root ended, in words; meaningful once it has. ``killed``: by us."""
+        """How each root ended, in words; call after it has ended. ``killed``: by the daemon."""
         return [
             f"{one.name} (pid {one.pid}) {exit_text(one.exitcode, killed=killed)}"
             for one in self.roots
@@ -67,10 +67,11 @@ class EngineProcesses:
         return False
 
     def end_within(self, stop_s: float, *, kill: bool = False) -> bool:
-        """Wait for their end, which ``kill`` hurries, and kill what runs after ``stop_s``. Blocks.
+        """Wait for their end, or kill at once with ``kill``; kill those that run after ``stop_s``.
+        Blocks.
 
-        Says whether it was killed. What is killed gets as long again, since the kernel has the
-        pinned memory to take back; what outlives that is logged.
+        Returns whether any was killed. Killed processes get the same time again, since the kernel
+        must release the pinned memory; those that still run are logged.
         """
         if kill:
             self.kill()
@@ -93,7 +94,7 @@ class EngineProcesses:
             if root.is_alive():
                 root.kill()
         for other in self.others:
-            # psutil looks at the start time first: the id may be another process's by now.
+            # psutil compares the start time first: another process may have the id by now.
             with contextlib.suppress(psutil.NoSuchProcess):
                 other.kill()
 
@@ -118,8 +119,8 @@ class EngineProcesses:
 class ProcessesSince:
     """The engine's processes: children that multiprocessing began since this was made.
 
-    ``look`` now and then: what began and ended between two looks is not known. ``record`` gets
-    their shared memory at every look.
+    Call ``look`` repeatedly: processes that begin and end between two calls are not known.
+    ``record`` gets their shared memory at every look.
     """
 
     def __init__(self, record: Callable[[frozenset[SharedFile]], None] = lambda _: None) -> None:
@@ -131,7 +132,7 @@ class ProcessesSince:
         self._shared: frozenset[SharedFile] = frozenset()
 
     def look(self) -> EngineProcesses:
-        """All that were ever seen. Blocks for some milliseconds."""
+        """All processes seen so far. Blocks for some milliseconds."""
         for root in multiprocessing.active_children():
             if root.pid not in self._before:
                 self._roots.setdefault(root.pid, root)
@@ -177,8 +178,7 @@ def _name(process: psutil.Process) -> str:
 
 
 def _holds_memory(process: psutil.Process) -> bool:
-    """Whether it runs. A dead one whose new parent never asks for its exit code does not; one
-    whose other threads still end does."""
+    """Whether it runs. A zombie does not; a process with threads that are still ending does."""
     try:
         dead = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
         return not dead and process.is_running()
@@ -187,7 +187,7 @@ def _holds_memory(process: psutil.Process) -> bool:
 
 
 def exit_text(code: int | None, *, killed: bool = False) -> str:
-    """How a process ended, by multiprocessing's exit code. ``killed``: by us."""
+    """How a process ended, by multiprocessing's exit code. ``killed``: by the daemon."""
     if code is None:
         return "still runs"
     if code >= 0:

@@ -1,10 +1,10 @@
-"""What the supervision keeps in the state folder: values, restarts, and evidence of ends.
+"""The files of the supervision in the state folder: values, restarts, and evidence of ends.
 
 `engine.json` has the values that an engine last served with and those that do not start, so that a
 new daemon knows as much as the one before. `restarts.json` has the restarts after a stall, in Unix
-seconds. `engine-ends/` has a few small files about engines that ended unasked, the oldest go first;
-they hold no prompts, no tokens and no request names. Trouble with `engine.json` is logged and stops
-nothing.
+seconds. `engine-ends/` has a few small files about engines that ended unasked, the oldest are
+deleted first; they hold no prompts, no tokens and no request names. Errors with `engine.json` are
+logged and stop nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Document(BaseModel):
     version: Literal[1] = 1
     good: dict[str, Any] | None = None
     start_s: float | None = Field(default=None, ge=0)
-    """What the last start took."""
+    """Seconds that the last start took."""
     quarantined: Quarantined | None = Field(default=None, alias="put_aside")
 
 
@@ -84,7 +84,7 @@ class EngineRecord:
 
     @property
     def start_s(self) -> float | None:
-        """What the last start took, seconds; ``None`` before any."""
+        """Seconds that the last start took; ``None`` before any."""
         return self._document.start_s
 
     def keep_good(self, values: EngineValues, start_s: float | None = None) -> None:
@@ -96,7 +96,7 @@ class EngineRecord:
         self._save(_Document(good=values.document(), quarantined=quarantined, start_s=start_s))
 
     def quarantine(self, values: EngineValues, error: str, at_unix_s: float) -> None:
-        """Quarantine ``values`` instead of what was."""
+        """Quarantine ``values`` instead of earlier ones."""
         quarantined = Quarantined(digest=values.digest(), at_unix_s=at_unix_s, error=error)
         self._save(self._document.model_copy(update={"quarantined": quarantined}))
 
@@ -140,7 +140,7 @@ def evidence_document(
     lines: Iterable[LogLine],
     ticks: Iterable[TickRecord],
 ) -> dict[str, Any]:
-    """Everything that is known of the end, as plain JSON values; newest last."""
+    """All facts about the end, as plain JSON values; newest last."""
     report = None
     if last is not None:
         report = SNAPSHOT_JSON.dump_python(last.record.snapshot, mode="json")
@@ -188,7 +188,7 @@ class RestartFile:
         self.path = folder / RESTARTS_FILE
 
     def since(self, unix_s: float) -> list[float]:
-        """Restarts from then on; none where the file is missing or cannot be understood."""
+        """Restarts since ``unix_s``; none if the file is missing or invalid."""
         try:
             kept = json.loads(self.path.read_bytes())
         except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Reports the engine's state: events, the service manager's status, and what a restart would do.
 
-Decides nothing: the supervisor says what has happened.
+Decides nothing: the supervisor passes in what has happened.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EngineReporter:
     limits: SupervisionConfig
     url: str
     restart_within_s: float
-    """The longest that taking down and starting may take."""
+    """The longest time for a stop and a start."""
 
     def entered(self, state: Supervision, *, drain_s: float = 0.0) -> None:
         """A phase began; ``drain_s`` is how long a stop may drain."""

@@ -1,7 +1,7 @@
-"""One engine that serves, with all that is made for it alone, until its processes have ended.
+"""One engine that serves, with the parts made for it alone, until its processes have ended.
 
-The OpenAI application, the control loop, the canary and the watchdog begin and end with it. How it
-is started is in ``start``; what comes after an end is decided elsewhere.
+The OpenAI application, the control loop, the canary and the watchdog begin and end with it.
+``start`` starts it; the supervision decides what follows its end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.2
 _CUT_WITHIN_S = 2.0
-"""Calls that were cut end at once; their clients may be slow to take the last word."""
+"""Calls that were cut end at once, but their clients may be slow to read the last message."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class RunningEngine:
         return exits
 
     def _stop(self, kill: bool) -> list[str]:
-        """Blocks. Only what does not come to an end is killed: its way out may unpin memory."""
+        """Blocks. Only processes that do not end are killed, because their exit may unpin
+        memory."""
         if kill:
             self.processes.kill()
         self.handle.shutdown(self.stop_s)
@@ -75,12 +76,12 @@ class LatestTick:
 
 @dataclass(frozen=True)
 class EngineSession:
-    """Await ``until_end``, then ``end``. A second ``end`` does what is left of the first."""
+    """Await ``until_end``, then ``end``. A second ``end`` continues the first."""
 
     app: Any
     """The OpenAI application."""
     background: BackgroundResponses
-    """Calls of ``app`` that run on after their first answer."""
+    """Calls of ``app`` that continue after their first answer."""
     canary: CanaryWatch
     latest: LatestTick
     on_tick: tuple[OnTick, ...]
@@ -108,7 +109,7 @@ class EngineSession:
     async def until_end(self) -> Died:
         """Returns once it has died, hangs, or stalls where the policy restarts then.
 
-        Raises what ends the control loop otherwise: a bug in the daemon.
+        Raises any other error that ends the control loop: a bug in the daemon.
         """
         ends: set[asyncio.Future[Any]] = {self.ticking, self.stalled}
         age = ReportAge(time.monotonic())

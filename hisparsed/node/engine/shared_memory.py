@@ -4,10 +4,10 @@ A file in /dev/shm outlives its owners if all of them are killed at the same tim
 most of its files random names. So `shared-memory.json` in the state folder names the files that the
 processes of an engine have mapped, and the next start and the doctor remove what is left of them.
 
-Two rules keep files of others. Only files directly in /dev/shm that were not there before the
-engine began are an engine's: weights that somebody keeps there are mapped too. And a file that
-anybody still holds is never removed: the kernel gives a write lease only on a file that no other
-process holds, in any container and of any user.
+Two rules protect the files of others. Only files directly in /dev/shm that were not there before
+the engine began are an engine's: weights that are kept there are mapped too. And a file that is
+still in use is never removed: the kernel gives a write lease only on a file that no other process
+holds, in any container and of any user.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SharedFile:
 
 
 def files_there() -> frozenset[SharedFile]:
-    """All that /dev/shm holds, without its folders' content; nothing where there is none."""
+    """All files of /dev/shm, without its folders' content; empty where there is no /dev/shm."""
     try:
         device = _SHM.stat().st_dev
         with os.scandir(_SHM) as entries:
@@ -143,7 +143,7 @@ class SharedMemoryRecord:
 
 
 def is_held(path: Path) -> bool | None:
-    """``None`` where the kernel does not say. Raises ``FileNotFoundError``."""
+    """``None`` where the kernel gives no answer. Raises ``FileNotFoundError``."""
     try:
         with _opened(path) as number, _only_holder(number) as alone:
             return None if alone is None else not alone
@@ -154,7 +154,7 @@ def is_held(path: Path) -> bool | None:
 
 
 def remove_unheld(path: Path) -> bool:
-    """Remove a file that no process holds; says whether it is gone."""
+    """Remove a file that no process holds; returns whether it is gone."""
     try:
         with _opened(path) as number, _only_holder(number) as alone:
             if alone:

@@ -44,8 +44,8 @@ class StoppedWhileStarting(BaseException):
 
 
 _RPC_FOLDER_ENV = "VLLM_RPC_BASE_PATH"
-"""Where vLLM's processes put the sockets between them. Only these go with each engine: what
-libraries keep for temporary files may be wanted by the next one."""
+"""Where vLLM's processes put the sockets between them. Only these are removed with each engine: the
+next one may want the temporary files of libraries."""
 _TERMINATE_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.2
 
@@ -55,10 +55,10 @@ async def start_session(
 ) -> EngineSession:
     """An engine that serves with ``values``, the daemon's ``number``-th.
 
-    Raises whatever keeps it from starting, or ``StoppedWhileStarting`` after ``stop``; then nothing
-    of it is left.
+    Raises the error that prevents its start, or ``StoppedWhileStarting`` after ``stop``; then
+    nothing of it is left.
     """
-    # vLLM freezes the heap that it finds, with the engine before in it.
+    # vLLM freezes the present heap, which holds the previous engine.
     gc.unfreeze()
     gc.collect()
     settled = await _settle(node, values, stop)
@@ -77,10 +77,10 @@ async def start_session(
 async def while_it_lives(
     beginning: Coroutine[Any, Any, EngineSession], is_alive: Callable[[], bool], stop: asyncio.Event
 ) -> EngineSession:
-    """What ``beginning`` returns. vLLM's own calls in it wait without a limit for an engine that
+    """The result of ``beginning``. vLLM's own calls in it wait without a limit for an engine that
     has died.
 
-    Raises ``EngineStartError`` where it has, and ``StoppedWhileStarting`` once ``stop`` is set.
+    Raises ``EngineStartError`` if it has died, and ``StoppedWhileStarting`` once ``stop`` is set.
     """
     begun = asyncio.create_task(beginning)
     stopping = asyncio.create_task(stop.wait())
@@ -101,7 +101,7 @@ async def while_it_lives(
 
 
 async def _settle(node: Node, values: EngineValues, stop: asyncio.Event) -> Settled:
-    """Whose kernels it runs. Raises ``StoppedWhileStarting`` once ``stop`` is set."""
+    """Chooses its kernels. Raises ``StoppedWhileStarting`` once ``stop`` is set."""
     if node.kernels is None:
         return Settled(values)
     stopping = asyncio.create_task(stop.wait())
@@ -132,7 +132,7 @@ async def _launch(node: Node, settled: Settled, folder: Path, stop: asyncio.Even
         config, most = values.config, values.max_multiplier
         require_startable(config, node.kind, max_multiplier=most)
         frontend = frontend_arguments(config, node.kind)
-        if stop.is_set():  # importing vLLM cannot be ended, but nothing is begun after it
+        if stop.is_set():  # an import of vLLM cannot be cancelled, but nothing starts after it
             raise StoppedWhileStarting
         handle = launch_engine(
             config,
@@ -161,7 +161,7 @@ async def _launch(node: Node, settled: Settled, folder: Path, stop: asyncio.Even
 
 
 def _after_failed_start(processes: EngineProcesses, stop_s: float) -> EngineProcesses:
-    """Blocks until nothing is left of it."""
+    """Blocks until no process of it is left."""
     processes.end_within(stop_s)
     processes.free()
     return processes
@@ -180,10 +180,11 @@ async def _beside_loop(
     stop: asyncio.Event,
     look: Callable[[], object],
 ) -> tuple[EngineHandle, Any]:
-    """What ``launch`` returns, called in a thread; ``look`` is called meanwhile, in others.
+    """Calls ``launch`` in a thread and returns its result; ``look`` is called meanwhile, in other
+    threads.
 
-    Raises what ``launch`` raises, or ``StoppedWhileStarting`` once ``stop`` is set; then whatever
-    was begun has ended, by ``stop_engine`` where the engine was up already.
+    Raises what ``launch`` raises, or ``StoppedWhileStarting`` once ``stop`` is set; then all
+    started processes have ended, with ``stop_engine`` if the engine was up already.
     """
     stopping = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(asyncio.to_thread(launch))
@@ -195,7 +196,7 @@ async def _beside_loop(
         stopping.cancel()
         return starting.result()
     while not starting.done():
-        # Again and again: the thread may be just about to begin a process.
+        # Repeatedly, because the thread may be about to start a process.
         for child in multiprocessing.active_children():
             child.terminate()
         await asyncio.wait({starting}, timeout=_TERMINATE_EVERY_S)

@@ -17,7 +17,7 @@ class Values(StrEnum):
     """Which settings an engine is started with."""
 
     WANTED = "wanted"
-    """What the documents say now."""
+    """The values of the documents now."""
     GOOD = "good"
     """Values that an engine last served with."""
 
@@ -50,7 +50,7 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The engine ended, hangs or stalled; what is left of it is still there."""
+    """The engine ended, hangs or stalled; its processes are not removed yet."""
 
     why: str
     hangs: bool = False
@@ -73,7 +73,7 @@ class RetryDue:
 
 @dataclass(frozen=True, slots=True)
 class RestartAsked:
-    """``changes``: the documents say something else than what the engine runs with."""
+    """``changes``: the documents differ from the engine's values."""
 
     drain_s: float
     changes: bool
@@ -120,8 +120,8 @@ class CutDrain:
 class TakeDown:
     """Cut open calls, stop the engine, free what it held; ends in ``Cleared``.
 
-    ``why`` is set if it was not requested; then what is known is written down. ``kill``: it
-    hangs, so it is not asked to stop.
+    ``why`` is set if it was not requested; then the evidence is written. ``kill``: it hangs, so it
+    is not asked to stop.
     """
 
     why: str | None = None
@@ -130,7 +130,7 @@ class TakeDown:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Put the wanted values aside, with why they do not start."""
+    """Quarantine the wanted values, with the reason."""
 
     why: str
 
@@ -150,14 +150,14 @@ Action = LaunchEngine | AbortStart | Drain | CutDrain | TakeDown | Quarantine | 
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """``begin`` makes the first one; times are those of the ``now_s`` that ``step`` was given."""
+    """``begin`` makes the first one; times are values of ``now_s`` that were passed to ``step``."""
 
     phase: EngineState
     since_s: float
     values: Values
-    """Of the engine that runs or is started next."""
+    """The number of the engine that runs or is started next."""
     served: bool = False
-    """Whether any engine of this daemon ever did."""
+    """Whether any engine of this daemon has served."""
     ends_s: tuple[float, ...] = ()
     """When engines ended or failed to start unasked, within the window; newest last."""
     tries: int = 0
@@ -167,7 +167,7 @@ class Supervision:
     """Restarts that were requested and begun."""
     next_try_s: float | None = None
     planned: bool = False
-    """The engine that is started next was asked for."""
+    """Whether the next engine's start was requested."""
     stopping: bool = False
 
 
@@ -180,7 +180,7 @@ def begin(values: Values, now_s: float) -> Step:
 
 def wait_s(ends: int, limits: SupervisionConfig) -> float:
     """How long to wait for the next try after this many ends in the window, 1 or more."""
-    # Doubled often enough, a float overflows where the cap would have held long before.
+    # Repeated doubling would overflow a float long after the cap is reached.
     return min(limits.first_wait * 2.0 ** min(ends - 1, 60), limits.longest_wait)
 
 
@@ -228,7 +228,7 @@ def _launch(state: Supervision, now_s: float) -> Step:
 
 
 def _serving(state: Supervision, now_s: float) -> Step:
-    # Whatever it was started with is the good one from here on.
+    # The values that it was started with are the good ones from now on.
     state = replace(state, values=Values.GOOD, served=True, tries=0, planned=False)
     return _to(state, EngineState.SERVING, now_s), ()
 
@@ -268,7 +268,7 @@ def _wait(state: Supervision, now_s: float, for_s: float) -> Supervision:
 def _died(state: Supervision, event: Died, now_s: float, limits: SupervisionConfig) -> Step:
     state = _counted(replace(state, died_total=state.died_total + 1), now_s, limits)
     phase = EngineState.RESTARTING
-    # One that was to be restarted anyway is not given up for having died on the way.
+    # An engine that dies during a requested restart does not end the daemon.
     if state.stopping or (exhausted(state, limits) and not state.planned):
         phase = EngineState.FAILED
     return _to(state, phase, now_s), (TakeDown(event.why, event.hangs),)
@@ -311,7 +311,7 @@ def _stop(state: Supervision, event: StopAsked, now_s: float) -> Step:
         case EngineState.DRAINING if state.stopping:
             return state, (CutDrain(),)
         case EngineState.DRAINING:
-            # The drain in progress is of the restart; the stop has its own limit.
+            # The drain in progress belongs to the restart; the stop has its own limit.
             state = replace(state, stopping=True, planned=False)
             return state, (Drain(event.drain_s),)
         case EngineState.RESTARTING if state.next_try_s is not None:

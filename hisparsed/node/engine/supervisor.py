@@ -1,7 +1,7 @@
-"""Carries out what the supervision decides: one engine after the other, inside one daemon.
+"""Carries out the decisions of the supervision: one engine after the other, inside one daemon.
 
 The shell around ``supervision``: it feeds events in and does the actions. ``session`` starts one
-engine, ``lifecycle`` is what others read of it, ``reporting`` has the words.
+engine, ``lifecycle`` is the state that others read, ``reporting`` has the texts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("hisparsed.daemon")
 
 P = ParamSpec("P")
 _LOG_LINES = 1_000
-"""Of the latest, looked through when an engine has ended."""
+"""Latest log lines that are searched when an engine has ended."""
 
 
 StartSession = Callable[[EngineValues, int, asyncio.Event], Awaitable[EngineSession]]
@@ -46,7 +46,7 @@ StartSession = Callable[[EngineValues, int, asyncio.Event], Awaitable[EngineSess
 class Supervisor:
     """The only one that changes ``node.lifecycle``.
 
-    ``read_values`` gives what the documents say now; it raises ``ConfigError``.
+    ``read_values`` returns the values of the documents now; it raises ``ConfigError``.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Supervisor:
         self._outcome: Outcome | None = None
         self._told_cut = 0
         self._changes: tuple[PendingRestart, ...] = ()
-        """What the engine that is started has that the one before had not."""
+        """The values of the next engine that differ from those of the previous one."""
         self._actor = DAEMON
         first = node.lifecycle.wanted
         self._reporter = EngineReporter(
@@ -82,7 +82,8 @@ class Supervisor:
     # --- the loop ---------------------------------------------------------------------
 
     async def run(self) -> Outcome:
-        """Until the daemon is to end. Raises what kept the very first engine from starting."""
+        """Runs until the daemon should end. Raises the error that prevented the very first
+        start."""
         self._first_launch()
         try:
             while self._outcome is None:
@@ -169,7 +170,8 @@ class Supervisor:
     def _spawn(
         self, work: Callable[P, Coroutine[Any, Any, supervision.Event]], *a: P.args, **kw: P.kwargs
     ) -> asyncio.Task[None]:
-        """Do it alongside the loop; the event that it ends in comes in, or what it raised."""
+        """Run it as a task next to the loop; its final event, or its error, is put into the
+        queue."""
 
         async def post() -> None:
             try:
@@ -279,7 +281,7 @@ class Supervisor:
         return supervision.EngineReady()
 
     async def _start_failed(self, error: Exception) -> supervision.StartFailed:
-        """What is kept of it. Nothing of the engine is left."""
+        """Write its evidence. No process of the engine is left."""
         self._look_for_kernel_errors()
         started = isinstance(error, EngineStartError)
         passing = started or isinstance(error, MachineShortError)

@@ -3,7 +3,7 @@
 Two sets of values can be compared, kept in a file and put back into a document. They do not include
 what the daemon keeps while engines come and go (addresses, state folder, journal). Also how long
 starting and stopping may take, by the host memory that is pinned: the service manager is asked for
-as much time, and vLLM's workers get the same before they are killed. Each rank registers the whole
+that time, and vLLM's workers get the same before they are killed. Each rank registers the whole
 pool with its GPU.
 """
 
@@ -25,10 +25,10 @@ _START_S = 3600.0
 _PIN_S_PER_GIB = 1.2
 """Pinning about 700 GB took twelve minutes in one report (NVIDIA/TensorRT-LLM issue 17429)."""
 _NEXT_RANK_S_PER_GIB = 0.15
-"""Each further rank registers pages that are there; 0.1 s a GB is usual."""
+"""Each further rank registers existing pages; 0.1 s per GB is usual."""
 _STOP_S = 20.0
 _UNPIN_S_PER_GIB = 0.5
-"""Well above what unpinning takes; being killed in the middle of it saves no time."""
+"""Well above the time for unpinning; a kill in the middle of it saves no time."""
 
 
 def start_limit_s(config: NodeConfig) -> float:
@@ -75,10 +75,10 @@ class EngineValues:
     """The multiplier instead of it where hisparsed's kernels are proved before the start; ``None``
     where the document names the kernels."""
     multiplier_key: str = field(default="hot.max", compare=False)
-    """The policy's key that says it, for people."""
+    """The policy's key for it, for people."""
 
     def digest(self) -> str:
-        """Equal for values that start the same engine; keys of later versions change nothing."""
+        """Equal for values that start the same engine; keys of later versions have no influence."""
         values = self.config.model_dump(
             mode="json", exclude=set(DAEMON_KEYS), exclude_defaults=True
         )
@@ -90,7 +90,7 @@ class EngineValues:
 
     def document(self) -> dict[str, Any]:
         """For a file; ``values_from`` reads it."""
-        # Only what was written: some keys are refused where they have no meaning.
+        # Only the keys that were written: some are refused where they have no meaning.
         values = self.config.model_dump(mode="json", exclude=set(DAEMON_KEYS), exclude_unset=True)
         document = {"config": values, "max_multiplier": self.max_multiplier}
         if self.proved_multiplier is not None:
@@ -121,19 +121,19 @@ class EngineValues:
         )
 
     def within(self, daemon: NodeConfig) -> EngineValues:
-        """These values, with what is the daemon's from ``daemon``."""
+        """These values, with the daemon's part from ``daemon``."""
         kept = {key: getattr(daemon, key) for key in DAEMON_KEYS}
         config = self.config.model_copy(update=kept)
         return replace(self, config=config)
 
 
 def multiplier_key(config: NodeConfig, kind: NodeKind) -> str:
-    """vLLM's own kernels know one size, from start to end; others change it live."""
+    """vLLM's own kernels have one size from start to end; others change it live."""
     return "hot.start" if kind == "cuda" and config.cuda.kernels != "hisparsed" else "hot.max"
 
 
 def values_from(document: dict[str, Any], daemon: NodeConfig) -> EngineValues:
-    """What ``document`` kept, with what is the daemon's from ``daemon``.
+    """The values kept in ``document``, with the daemon's part from ``daemon``.
 
     Raises ``ValueError`` (pydantic's included) when it is not of this version.
     """

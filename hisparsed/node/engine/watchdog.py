@@ -2,9 +2,9 @@
 
 An engine that does not report is in one long step or hangs; time alone distinguishes these. Only
 time in which the daemon was awake counts, so that an engine on a machine that slept is not taken
-for one that hangs, and of the time in which the engine compiles kernels only what is beyond all
-reason. Whether calls stall is the policy's judgement of a new report; then an event is recorded
-and, if the policy asks for it, the engine restarts, a limited number of times per hour.
+for one that hangs. Time in which the engine compiles kernels counts only beyond a high limit. The
+policy judges from each new report whether calls stall; then an event is recorded and, if the policy
+asks for it, the engine restarts, a limited number of times per hour.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hisparsed.policy.events import EventKind
 MOST_A_LOOK_S = 2.0
 """The most that one look adds; many times the interval between looks."""
 ASK_AFTER_S = 1.0
-"""Without a report for this long, it is asked whether the engine compiles."""
+"""After this long without a report, the watchdog checks whether the engine compiles."""
 MOST_COMPILING_S = 1800.0
-"""Between two reports; what is compiled for longer hangs."""
+"""Between two reports; a compiler that runs for longer hangs."""
 
 
 class ReportAge:
@@ -36,7 +36,8 @@ class ReportAge:
     def since_report_s(
         self, now_s: float, reported_at_s: float, compiles: Callable[[], bool] = lambda: False
     ) -> float:
-        """Seconds without a report in which the daemon listened and nothing was compiled.
+        """Seconds without a report, without the time in which the daemon slept or kernels were
+        compiled.
 
         ``compiles``: whether the engine does just now; asked where no report has come for a while.
         """
@@ -57,7 +58,8 @@ _WITHIN_S = 3600.0
 
 
 class StallWatchdog:
-    """Call ``watch`` after each tick; ``restart`` gets what stalls, where that is wanted."""
+    """Call ``watch`` after each tick; ``restart`` is called with the stall, if the policy asks for
+    it."""
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class StallWatchdog:
         self._told = False
 
     def watch(self, outcome: TickOutcome) -> None:
-        """Act on the first tick of a stall, and on the first after it."""
+        """Act in the first tick of a stall, and in the first tick after it."""
         if outcome.reported_at_s == self._seen_report_s:
             return
         self._seen_report_s = outcome.reported_at_s
@@ -103,7 +105,7 @@ class StallWatchdog:
         found = self._restarts.since(now_s - _WITHIN_S)
         before = [min(one, now_s) for one in found]
         if before != found:
-            with contextlib.suppress(OSError):  # what is counted stays in the file
+            with contextlib.suppress(OSError):  # the counted restarts stay in the file
                 self._restarts.save(before)
         if len(before) >= most:
             return False, (

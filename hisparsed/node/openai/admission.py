@@ -32,7 +32,7 @@ Receive = Callable[[], Awaitable[Message]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SESSION_HEADERS = (b"x-hisparsed-session", b"x-session-id", b"x-claude-code-session-id")
-"""The first that a call has names its session; the last two are those that routers hash."""
+"""The first of them that a call has identifies its session; routers hash the last two."""
 MAX_BODY_BYTES = 64 * 2**20
 """Larger bodies are refused: a million tokens of text are a tenth of it."""
 _HEALTH = ("/health", "/ping")
@@ -92,7 +92,7 @@ class Admission:
         self.sessions.close()
 
     def put_limits(self, limits: signals.AdmissionRules) -> None:
-        """Put in force what the policy says."""
+        """Apply the policy's limits."""
         self.sessions.limit = SessionLimit(
             max_waiting=limits.max_waiting_sessions,
             retry_after_s=limits.retry_after_s,
@@ -103,7 +103,7 @@ class Admission:
         self._context.over = limits.over_max_context
 
     def refused_by_limits(self) -> int:
-        """Calls that the policy's limits ever refused."""
+        """Calls that the policy's limits refused so far."""
         return self.counters.refused_session + self._context.refused
 
     async def all_ended(self, within_s: float) -> bool:
@@ -140,7 +140,8 @@ class Admission:
         if (refusal := self._refusal()) is not None:
             await self._refuse(send, path, refusal)
             return
-        # From here on it is a call: a client that never sends all of it holds up no drain.
+        # From here on it is a call. Before, a client that never sends the whole body does not delay
+        # a drain.
         self._open += 1
         self._idle.clear()
         try:
@@ -158,7 +159,7 @@ class Admission:
         return Refusal(503, "node_not_ready", reason, _ASK_AGAIN_S) if reason else None
 
     async def _body(self, scope: Scope, receive: Receive, send: Send) -> bytes | None:
-        """All of it, or ``None`` when the client went away or was refused.
+        """The whole body, or ``None`` when the client disconnected or was refused.
 
         For every path, since vLLM's application takes bodies of any size.
         """
@@ -185,20 +186,20 @@ class Admission:
         text = f"the body is larger than {MAX_BODY_BYTES >> 20} MiB"
         longest = self._context.in_force
         if longest is not None and generates(scope):
-            # Agents shorten their prompt where they know these words.
+            # Agents shorten their prompt when they recognise these words.
             text = ContextLimit.overflow(longest, text)
         await refuse(send, Refusal(413, "request_too_large", text), form_of(scope["path"]))
 
     def _too_long(self, body: bytes) -> str | None:
         limit = self._context
         longest = limit.in_force
-        # A token is a character at least, or a number and a comma: most bodies need no look.
+        # A token is at least one character, or a number and a comma, so most bodies need no check.
         if longest is None or len(body) < longest:
             return None
         return limit.refuses(least_tokens(body, chars_per_token=limit.chars_per_token))
 
     def _fault(self, body: bytes) -> Refusal | None:
-        """Why a call is refused for what it says."""
+        """Why a call is refused because of its content."""
         too_long = self._too_long(body)
         if too_long is not None:
             return Refusal(400, "BadRequestError", too_long, param="input_tokens")
@@ -258,7 +259,7 @@ class Admission:
 
 
 def _declared_bytes(scope: Scope) -> int:
-    """What the headers say of the body; 0 where they do not, as in chunks."""
+    """The body's length from the headers; 0 if they have none, as for chunked bodies."""
     length = dict(scope["headers"]).get(b"content-length", b"")
     return int(length) if length.isdigit() else 0
 
@@ -266,7 +267,7 @@ def _declared_bytes(scope: Scope) -> int:
 def _replay(
     body: bytes, receive: Receive, hang_up: asyncio.Future[Message] | None = None
 ) -> Receive:
-    """The body once, then what comes after it: first of all what ``hang_up`` waits for."""
+    """The body once, then later messages: first the one that ``hang_up`` waits for."""
     calls = 0
 
     async def replay() -> Message:

@@ -1,6 +1,6 @@
-"""API keys: every path but those about the node's health asks for one.
+"""API keys: every path except those for health and metrics requires one.
 
-An ASGI middleware in front of admission, so that a client without a key takes no place in it.
+An ASGI middleware in front of admission, so that a client without a key takes no slot there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class KeyGuard:
     """``app`` for clients that send one of ``api_keys``; 401 for others.
 
     As a bearer token, or on the Messages API as ``x-api-key`` too, which is what Anthropic's
-    clients send. Without keys everybody passes.
+    clients send. Without keys every client passes.
     """
 
     def __init__(self, app: App, *, api_keys: Sequence[str]) -> None:
@@ -71,13 +71,13 @@ class KeyGuard:
         given = words[1:] if words and words[0].lower() == b"bearer" else []
         if form_of(scope["path"]) is ErrorForm.ANTHROPIC and b"x-api-key" in headers:
             given.append(headers[b"x-api-key"])
-        # All are compared, so the time does not say which one came near.
+        # All keys are compared, so the time does not reveal a partial match.
         digests = [sha256(_text(one).strip().encode()).digest() for one in given]
         return sum(compare_digest(one, known) for one in digests for known in self._digests) > 0
 
 
 def _text(header: bytes) -> str:
-    """Clients send what is not ASCII in either encoding."""
+    """Clients send non-ASCII characters in either encoding."""
     try:
         return header.decode()
     except UnicodeDecodeError:
@@ -88,7 +88,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
-    # Taken in and dropped: a client that is cut off while it sends never reads the answer.
+    # Read and dropped: a client that is cut off while it sends never reads the answer.
     dropped = 0
     while dropped <= MAX_BODY_BYTES:
         message = await receive()

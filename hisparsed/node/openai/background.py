@@ -1,9 +1,9 @@
 """Responses that run in the background: open until they are answered, failed when they are cut.
 
 vLLM keeps responses in its application, where a client asks for them by id until they are done, and
-takes those in the background only where its store is switched on. They end with the application;
-the last of them are kept here, so that a client that asks later gets its answer, and never takes a
-cut answer for a complete one.
+takes those in the background only where its store is switched on. They end with the application.
+The latest are kept here, so that a client that asks later gets its answer, and never takes a cut
+answer for a complete one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from hisparsed.node.openai.errors import Refusal, Send, answer
 
 RESPONSES_API: Final = "openai_serving_responses"
-"""Where vLLM's application keeps it, in its state."""
+"""The attribute of vLLM's application state that holds it."""
 ROOT: Final = "/v1/responses/"
 MOST_KEPT = 1_000
 _OPEN: Final = ("queued", "in_progress")
@@ -36,8 +36,8 @@ class BackgroundResponses:
         return {name: one for name, one in self._api.background_tasks.items() if not one.done()}
 
     def end(self, refusal: Refusal) -> tuple[dict[str, dict[str, Any]], set[str]]:
-        """End those that are not answered: all responses by id, as clients are to see them, and
-        the ids of those that were ended."""
+        """End those that are not answered. Returns all responses by id, as clients should see them,
+        and the ids of the ended ones."""
         if self._api is None:
             return {}, set()
         for task in self.tasks().values():
@@ -66,7 +66,7 @@ class KeptResponses:
             self._kept.popitem(last=False)
 
     async def answers(self, scope: Mapping[str, Any], send: Send) -> bool:
-        """Whether the request was for one of them; it is answered then."""
+        """Answers the request if it is for one of them; returns whether it was."""
         if scope["method"] != "GET" or not scope["path"].startswith(ROOT):
             return False
         found = self._kept.get(scope["path"].removeprefix(ROOT))

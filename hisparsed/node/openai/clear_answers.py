@@ -1,10 +1,9 @@
-"""What vLLM's application answers, in this node's words: an ASGI middleware around it.
+"""Rewrites answers of vLLM's application for this node: an ASGI middleware around it.
 
 Errors name the arguments of this node's document instead of vLLM's command line, and have the form
 of the API that was called wherever FastAPI made them. The list of models has the limit in force. An
 answer that begins while the node stops closes its connection: a client that keeps it open would
-send its next call to a node that dies. Streams, and whole answers that say nothing of this, pass
-as they come.
+send its next call to a node that ends. Streams and all other answers pass unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _LENGTH: Final = b"content-length"
 
 
 class ClearAnswers:
-    """``stops`` says whether the node takes its last calls."""
+    """``stops`` returns whether the node is stopping."""
 
     def __init__(self, app: App, limit: ContextLimit, stops: Callable[[], bool]) -> None:
         self._app = app
@@ -54,7 +53,7 @@ class ClearAnswers:
 
 
 class _Call:
-    """``receive`` of one call. Its body is looked at as it passes, and not kept."""
+    """``receive`` of one call. Reads its body as it passes, and does not keep it."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

@@ -1,6 +1,6 @@
-"""Errors that the daemon gives in the engine's place, in the form of the API that was called.
+"""Errors that the daemon sends instead of the engine, in the form of the API that was called.
 
-OpenAI's, OpenAI Responses' and Anthropic's; the path says which. An error is a whole response, or
+OpenAI's, OpenAI Responses' and Anthropic's, chosen by the path. An error is a whole response, or
 the last events of a stream that has begun. Errors of vLLM on the Messages API are rewritten to
 Anthropic's form; answers below 400 pass unchanged. Not for the control API, whose errors have their
 own form.
@@ -149,7 +149,7 @@ class Refusal:
 
 
 async def refuse(send: Send, refusal: Refusal, form: ErrorForm = ErrorForm.OPENAI) -> None:
-    """Answer with the whole of it."""
+    """Send it as a whole response."""
     headers: list[tuple[bytes, bytes]] = []
     if refusal.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(refusal.retry_after_s))).encode()))
@@ -205,9 +205,9 @@ _LENGTH = b"content-length"
 
 
 def as_anthropic_error(status: int, body: bytes) -> bytes:
-    """``body`` again where it is no error that vLLM or FastAPI made.
+    """Returns ``body`` unchanged if it is not an error of vLLM or FastAPI.
 
-    The kind follows from the status: those of vLLM up to 0.32 are none that clients know.
+    The kind follows from the status, because clients do not know the kinds of vLLM up to 0.32.
     """
     try:
         answer = json.loads(body)

@@ -1,8 +1,8 @@
 """The metrics page: vLLM's metrics and the daemon's, in the form that the scraper asks for.
 
 Prometheus' text format, or OpenMetrics where ``Accept`` prefers it; gzip where ``Accept-Encoding``
-takes it. Headers that say nothing known get the plain text. While no engine serves, gauges of vLLM
-are omitted: they would show the load that the last engine had before it ended.
+takes it. Unknown headers get the plain text. While no engine serves, gauges of vLLM are omitted:
+they would show the load that the last engine had before it ended.
 """
 
 from __future__ import annotations

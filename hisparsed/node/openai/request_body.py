@@ -1,10 +1,10 @@
-"""What the body of a call says, read before vLLM sees it.
+"""Reads the body of a call before vLLM does.
 
-How many answers it asks for (prompts times ``n``), the fewest tokens that its prompt can have,
-lone surrogates (which vLLM answers with 500), and a chain of digests of the prompt. The next call
-of a session repeats the chain of its last one and continues it. Digests only; no text is kept. The
-token count is a lower bound: the exact length is judged when the call is tokenised. A body that is
-no call is vLLM's to refuse.
+The number of answers (prompts times ``n``), the fewest tokens that its prompt can have, lone
+surrogates (which vLLM answers with 500), and a chain of digests of the prompt. The next call of a
+session repeats the chain of its last one and continues it. Digests only; no text is kept. The token
+count is a lower bound: the exact length is judged when the call is tokenised. vLLM refuses a body
+that is not a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_ANSWERS = 1_024
 
 
 def answers_asked(body: bytes) -> int:
-    """At least 1, also where ``body`` is no call."""
+    """At least 1, also if ``body`` is not a call."""
     try:
         call = from_json(body)
     except ValueError:
@@ -83,7 +83,7 @@ def least_tokens(body: bytes, *, chars_per_token: int | None) -> int:
     except ValueError:
         return 0
     if not isinstance(call, dict) or call.get("truncate_prompt_tokens") is not None:
-        return 0  # vLLM shortens what asks for it
+        return 0  # vLLM truncates the prompt if the call asks for it
     for key in ("messages", "prompt", "input"):
         if call.get(key) is not None:
             return _least(call[key], chars_per_token, together=key == "messages")
@@ -102,7 +102,7 @@ def _least(content: Any, chars_per_token: int | None, *, together: bool) -> int:
     if all(isinstance(item, int) for item in content):
         return len(content)
     parts = [_least(item, chars_per_token, together=together) for item in content]
-    # Each part is rounded up, which all of them together need not be.
+    # Each part is rounded up, which is too much for their sum.
     return max(0, sum(parts) - len(parts)) if together else max(parts)
 
 

@@ -36,7 +36,7 @@ SERVED: Final = (
     "/docs",
     "/openapi.json",
     "/redoc",
-    # Calls, with what is below them: batches, a stored answer, counting tokens.
+    # Calls, with the paths below them: batches, a stored answer, counting tokens.
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
@@ -62,7 +62,7 @@ SERVED: Final = (
 
 
 def is_served(path: str) -> bool:
-    """Whether ``path`` is in the list or below what is."""
+    """Whether ``path`` is in the list, or below one of it."""
     return any(is_below(path, known) for known in SERVED)
 
 
@@ -96,7 +96,7 @@ METRICS = HttpLimits(connections=64, body_s=5.0)
 
 _GRACEFUL_S = 2
 _OTHER_FILES = 1_024
-"""Left for the journal, the engine's sockets, libraries and everything else that opens files."""
+"""Open files reserved for the journal, the engine's sockets, libraries and so on."""
 
 
 def openai_app(
@@ -108,7 +108,7 @@ def openai_app(
 ) -> App:
     """``app`` behind the check of the API key and the list of served paths, its answers cleared.
 
-    ``stops`` says whether the node takes its last calls.
+    ``stops`` returns whether the node is stopping.
     """
     cleared = ClearAnswers(app, limit if limit is not None else ContextLimit(), stops)
     inside = KeyGuard(ServedPaths(cleared), api_keys=api_keys)
@@ -121,7 +121,7 @@ def openai_app(
 
 
 def connections_of(limits: ApiLimits) -> Connections:
-    """As configured, or as many as this process may open files for.
+    """As configured, but at most the number of files that this process may open.
 
     Raises the soft limit on open files where the hard one allows it.
     """
@@ -151,7 +151,7 @@ def connections_of(limits: ApiLimits) -> Connections:
 
 
 def http_server(app: Any, connections: Connections) -> QuietServer:
-    """A server of ``app`` that keeps to the limits of ``connections``, one listener's."""
+    """A server of ``app`` with the limits of ``connections``, those of one listener."""
     return QuietServer(app, bounded_protocol(connections, _error_body), graceful_s=_GRACEFUL_S)
 
 
@@ -160,7 +160,7 @@ def _error_body(status: int, code: str, message: str) -> bytes:
 
 
 class AdmissionCollector(Collector):
-    """Open, held, refused and ended requests, read where they are counted when asked."""
+    """Open, held, refused and ended requests, read from their counters at each scrape."""
 
     def __init__(
         self, admission: Admission, context: ContextLimit, ended: Mapping[How, int]

@@ -26,19 +26,19 @@ MAX_HELD_CALLS = 1_000
 class SessionLimit:
     """While ``max_waiting`` calls wait, a new session does not start; ``None`` admits all.
 
-    Zero means as soon as any call waits: where nothing waits, everybody starts.
+    Zero means as soon as any call waits; if none waits, every call starts.
     """
 
     max_waiting: int | None = None
     retry_after_s: float = 1.0
     when_full: Literal["refuse", "wait"] = "refuse"
     max_wait_s: float = 60.0
-    """The longest that ``wait`` holds a call back; it is refused then."""
+    """The longest time that ``wait`` holds a call; then it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What the engine last reported. ``serial`` differs from report to report."""
+    """The figures of the engine's last report. ``serial`` differs from report to report."""
 
     serial: int
     waiting: int
@@ -87,11 +87,11 @@ class SessionLimiter:
 
     @property
     def held(self) -> int:
-        """Calls that are held back now."""
+        """Calls that are held now."""
         return len(self._held)
 
     def enter(self, marks: Sequence[bytes]) -> tuple[str, asyncio.Future[Entry]]:
-        """The call's id, for ``leave``, and what becomes of it, at once or later."""
+        """The call's id, for ``leave``, and the decision about it, now or later."""
         now_s = self._clock()
         self._sessions.expire(now_s)
         self._next_id += 1
@@ -118,7 +118,7 @@ class SessionLimiter:
         self._held = deque(held for held in self._held if held.call_id != call_id)
 
     def close(self) -> None:
-        """No call can start now: no session is held any longer."""
+        """No call can start now: release all held sessions."""
         self._settle_all(Entry.CLOSED)
 
     def _settle_all(self, entry: Entry) -> None:

@@ -41,7 +41,7 @@ GENERATING: Final = (
     "/v1/systemone",
     "/inference/v1/generate",
     "/generative_scoring",
-    # Where SageMaker sends any of the calls above.
+    # The path to which SageMaker sends any of the calls above.
     "/invocations",
 )
 
@@ -55,9 +55,9 @@ class How(StrEnum):
     """How a call ended."""
 
     ANSWERED = "answered"
-    """Whole, or refused by vLLM for what it says."""
+    """Complete, or refused by vLLM because of its content."""
     CANCELLED = "cancelled"
-    """Its client went away before."""
+    """Its client disconnected before."""
     CUT = "cut"
     """Its engine ended, or an override expired."""
     FAILED = "failed"
@@ -77,8 +77,8 @@ class Serving(Protocol):
 
 
 class Upstream:
-    """``engine`` gives the one that serves now; ``away`` says what to answer while there is none,
-    or after it died."""
+    """``engine`` returns the one that serves now; ``away`` the answer while there is none, or after
+    it died."""
 
     def __init__(self, engine: Callable[[], Serving | None], away: Callable[[], Refusal]) -> None:
         self._engine = engine
@@ -86,7 +86,7 @@ class Upstream:
         self._calls: set[_Call] = set()
         self._kept = KeptResponses()
         self.ended: Counter[How] = Counter()
-        """Generating calls; of those in the background only what was cut."""
+        """Generating calls; of those in the background only the cut ones."""
 
     def background(self) -> Collection[asyncio.Task[Any]]:
         """Calls that run after their first answer; one that a client still follows as the stream
@@ -152,12 +152,12 @@ class Upstream:
 
 
 def _broke(engine: Serving, running: asyncio.Future[Any]) -> bool:
-    """The application let its engine's death out: vLLM's streams of responses do."""
+    """The application raised the error of a dead engine, as vLLM's streams of responses do."""
     return not running.cancelled() and bool(running.exception()) and not engine.is_alive()
 
 
 class _Call:
-    """One open call: what its client has had so far."""
+    """One open call, with what its client has received so far."""
 
     def __init__(
         self, receive: Receive, send: Send, form: ErrorForm, is_alive: Callable[[], bool]
@@ -197,14 +197,14 @@ class _Call:
         return How.ANSWERED if self.ended else How.CANCELLED
 
     async def receive(self) -> Message:
-        """What the client sends; notes that it went away before it had its answer."""
+        """What the client sends; notes if it disconnects before its answer."""
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self.ended:
             self._left = True
         return message
 
     async def send(self, message: Message) -> None:
-        """What the application answers, up to the first word of its engine's death."""
+        """The application's answer, up to the first sign of its engine's death."""
         if self.lost or self.refusal.done():
             return
         if self._tells_of_an_error(message):
@@ -229,11 +229,12 @@ class _Call:
         return self._streams and (b'data: {"error"' in head or head.startswith(b"event: error\n"))
 
     async def end(self, refusal: Refusal) -> None:
-        """Give the client what there is to say in the form that it waits for."""
+        """Send the client the error in the form that it expects."""
         self.ended = self._was_cut = True
         if not self._begun:
             await refuse(self._send, refusal, self._form)
         elif self._streams:
             body = refusal.last_events(self._form, self._response)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
-        # A whole answer that broke off in its middle cannot be mended: the server hangs up.
+        # A whole answer that ended in the middle cannot be completed: the server closes the
+        # connection.
