@@ -1,13 +1,13 @@
 """Admission under over-subscription: the order in which waiting calls start, and the live set.
 
-First-come order plus LRU collapses when the live set outgrows the pools: calls lose their
-prefix while they queue. Starting the call that is cheapest to recompute keeps what is held
-useful; ageing bounds how long any call can be passed over.
+First-come order plus LRU collapses when the live set outgrows the pools: calls lose their prefix
+while they queue. Starting the cheapest call to recompute first uses the prefixes that are held;
+ageing bounds how long any call can be passed over.
 
 The live set is the sessions that are likely to come back. A call belongs to the session whose
 earlier prompt is the longest prefix of the call's prompt; block hashes are chained, so one look-up
 per block finds it. Prefixes that sessions share (system prompts) count once per session, so the
-live set errs on the large side. Pure: time is passed in.
+live set is rather too large. Pure: time is passed in.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class WaitingCall:
 
 
 class OldestTurn:
-    """When the call that has waited longest is due, however expensive: once in this many starts.
+    """Starts after which the call that has waited longest starts, however expensive.
 
-    Ageing alone lets calls through in bursts, and above what the node can recompute it becomes
-    the order of arrival again. A share of the starts never does.
+    Ageing alone lets calls through in bursts, and if the node cannot recompute that many, the
+    result is the order of arrival again. A share of the starts avoids this.
     """
 
     def __init__(self) -> None:
@@ -57,8 +57,8 @@ def held_prefix_first(
 ) -> list[int]:
     """Indices in starting order: aged calls by waiting time, then cheapest to recompute.
 
-    ``oldest_first`` puts the call that has waited longest before all. Ties keep the order of
-    arrival, so the result is stable and deterministic.
+    ``oldest_first`` puts the call that has waited longest first. Ties keep the order of arrival, so
+    the result is stable and deterministic.
     """
     if oldest_first and calls:
         ageing_s = min(ageing_s, max(call.waited_s for call in calls))

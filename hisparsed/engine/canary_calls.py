@@ -1,8 +1,8 @@
 """The daemon's own requests in the engine: brought into one residency, and watched.
 
-Such a request is announced before it comes, by an id that cannot be guessed, so no client can
-have its pages dropped. Its pages leave the GPU as vLLM's own coordinator would let them go when
-the pool reuses them; no other page is touched. Engine thread only. Judges no tokens.
+Such a request is announced before it arrives, by an id that cannot be guessed, so no client can
+cause pages to be dropped. Its pages leave the GPU in the way in which vLLM's coordinator drops them
+when the pool reuses them; no other page is touched. Engine thread only. Judges no tokens.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hisparsed.engine.messages import CanaryCall, CanaryReport
 
 _STATES = ("full", "mixed", "none")
 _MOST_CALLS = 4
-"""Announced at once; one that never came is forgotten for a new one."""
+"""Announced at the same time; one that never arrived is replaced by a new one."""
 
 
 class ResidentManager(Protocol):
-    """What is needed of a resident manager."""
+    """The methods that are needed of a resident manager."""
 
     def residency(self, request_id: str) -> str: ...
 
@@ -103,7 +103,8 @@ class CanaryCalls:
                 pool.evict_blocks({block.block_id})
 
     def before_schedule(self, running: Sequence[Any], waiting: Any) -> None:
-        """Ours wait behind everybody else, and lose the pages that they should not have."""
+        """The canary's requests wait behind all others, and lose the pages that they should not
+        have."""
         if not self._calls:
             return
         if len(waiting) > 1 and self.owns(waiting.peek_request().request_id):
@@ -149,7 +150,7 @@ class CanaryCalls:
             self._step = self._clock_s(), shares
 
     def output_taken(self) -> None:
-        """The step has ended; its time is shared out by tokens."""
+        """The step has ended; its time is divided by tokens."""
         if self._step is None:
             return
         began_s, shares = self._step

@@ -1,7 +1,7 @@
 """The operator's limit on the length of a call, below the model's own, changeable live.
 
-Judged when a call is tokenised and before it enters the engine. Where the prompt fits, the answer
-is cut to what is left, as clients ask for a fixed large one; a prompt that leaves no room is
+Judged when a call is tokenised and before it enters the engine. If the prompt fits, the answer is
+limited to the rest, because clients ask for a fixed large one; a prompt that leaves no room is
 refused in vLLM's own words, which clients know. Or such calls wait until no other one runs.
 """
 
@@ -31,7 +31,7 @@ class CallLength:
 
 
 class ContextLimit:
-    """``max_tokens`` of ``None`` leaves the model's limit alone in force."""
+    """``max_tokens`` of ``None`` leaves only the model's limit in force."""
 
     def __init__(self) -> None:
         self.max_tokens: int | None = None
@@ -43,18 +43,18 @@ class ContextLimit:
         self.refused = 0
         self.waiting = 0
         self.held_total = 0
-        """Calls beyond the limit that ever had to wait for another one."""
+        """Calls beyond the limit so far that had to wait for another one."""
         self._long_call = asyncio.Lock()
 
     @property
     def in_force(self) -> int | None:
-        """The longest call that is served without its own turn."""
+        """The longest call that is served without waiting for a turn."""
         limits = [self.model_tokens, None if self.over == "wait" else self.max_tokens]
         return min((one for one in limits if one is not None), default=None)
 
     @staticmethod
     def words(limit: int, prompt: int, *, at_least: bool = False) -> str:
-        """That a prompt does not fit, in the words of vLLM that clients look for."""
+        """The error for a prompt that does not fit, in vLLM's words, which clients look for."""
         tokens = f"at least {prompt}" if at_least else str(prompt)
         return ContextLimit.overflow(
             limit, f"your prompt contains {tokens} input tokens, which leaves no room for an answer"
@@ -62,7 +62,8 @@ class ContextLimit:
 
     @staticmethod
     def overflow(limit: int, why: str) -> str:
-        """``why`` a call is beyond ``limit``, as clients know it."""
+        """The error for a call beyond ``limit``, in the form that clients know; ``why`` is the
+        reason."""
         return (
             f"This model's maximum context length is {limit} tokens. However, {why}. Please reduce "
             "the length of the input prompt."
@@ -77,7 +78,7 @@ class ContextLimit:
         return self.words(limit, least_tokens, at_least=True)
 
     def answer_tokens(self, length: CallLength) -> int | None:
-        """What the answer may have, where that is less than was asked for or nothing was;
+        """The tokens that the answer may have, if that is less than asked or no number was asked;
         ``None``: as asked, or the model's rest.
 
         Raises ``CallTooLongError`` for a prompt that leaves no room.
@@ -92,7 +93,7 @@ class ContextLimit:
         raise CallTooLongError(self.words(limit, length.prompt))
 
     def _count_refused(self, limit: int) -> None:
-        """The model's own limit is not decided here."""
+        """The model's own limit is checked elsewhere."""
         self.refused += limit == self.max_tokens
 
     def must_take_turns(self, length: CallLength) -> bool:
@@ -107,7 +108,8 @@ class ContextLimit:
         finally:
             self.waiting -= 1
         try:
-            # Closed before the next one begins: a client that went away still holds the KV.
+            # Closed before the next one begins: the call of a client that disconnected still holds
+            # KV.
             async with aclosing(outputs):
                 async for output in outputs:
                     yield output

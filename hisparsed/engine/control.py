@@ -1,9 +1,9 @@
 """The engine side of the control path: report and apply, on the engine thread.
 
-Built by our scheduler around vLLM's own managers. Everything is counted where it changes,
-so a report costs time in proportion to running requests, not to blocks or pages. Also here: two
-figures that vLLM has and does not keep, the seconds of steps that only decode and the GPU blocks
-that the head of the waiting queue lacked.
+Built by hisparsed's scheduler around vLLM's managers. Everything is counted where it changes, so a
+report costs time in proportion to running requests, not to blocks or pages. It also keeps two
+figures that vLLM does not: the seconds of steps that only decode, and the GPU blocks that the head
+of the waiting queue lacked.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from hisparsed.policy.signals import (
 log = logging.getLogger("hisparsed.engine")
 
 _DEFAULT_AGEING_S = 30.0
-"""What the API side says until a policy says otherwise."""
+"""The API's limits until a policy sets others."""
 _DEFAULT_SESSION_TTL_S = 300.0
 """95 % of coding-agent calls return within this time."""
 
@@ -75,7 +75,7 @@ class EngineControl:
         lease_scratch(self._cache_manager.block_pool, self._scratch_blocks)
         # Without scratch the rows of one step must fit the lease, whatever they select.
         self._least_lease_rows = self._topk * (1 if self._scratch_blocks else self._query_len)
-        # vLLM's own kernels take one size for all requests, as graphs have recorded it.
+        # vLLM's own kernels take one size for all requests, because graphs have recorded it.
         self._hot_live = options.get("kernels") != "vllm"
         self._lends = bool(options.get("lends", True))
         self._hot: list[LeasedHotManager] = []
@@ -159,7 +159,7 @@ class EngineControl:
                 "Steps take several times the CPU time."
             )
             return
-        # Names of this vLLM that others do not have.
+        # Names that only this vLLM version has.
         from hisparsed.engine.pages import keep_pages_whole
 
         keep_pages_whole(self._cache_manager, self._coordinator)
@@ -196,7 +196,7 @@ class EngineControl:
     # --- called by the scheduler ----------------------------------------------------
 
     def before_schedule(self, now_s: float) -> None:
-        """Let the ledger take its step and put waiting calls in order."""
+        """Let the ledger move blocks, and sort the waiting calls."""
         self.host.advance(self.head_need_blocks(), busy=bool(self._scheduler.running))
         self.active_limit.before_pass()
         self._decode_time.pass_begins(now_s, bool(self._scheduler.running))
@@ -231,7 +231,7 @@ class EngineControl:
         return scheduler.pause_state is PauseState.UNPAUSED and not self.transfers_in_flight()
 
     def transfers_in_flight(self) -> bool:
-        """Whether copies or loads run whose end could free memory."""
+        """Whether copies or loads are running that could free memory when they end."""
         return bool(self._coordinator.has_pending_work() or self._offload.in_flight_chunks)
 
     def request_added(self, request: Any, now_s: float) -> None:
@@ -292,11 +292,11 @@ class EngineControl:
         resize_hot: ResizeHot | None,
         release_host: ReleaseHost | None = None,
     ) -> ApplyResult:
-        """Put a command in force. Validated whole before anything changes.
+        """Apply a command. It is checked completely before anything changes.
 
-        ``resize_hot`` shrinks hot buffers of running requests on the node's workers; without
-        it a smaller multiplier waits for the next leases. ``release_host`` is there where the
-        node's host memory is not pinned. Raises ``ValueError`` while the ledger is in doubt.
+        ``resize_hot`` shrinks hot buffers of running requests on the node's workers; without it a
+        smaller multiplier waits for the next leases. ``release_host`` exists if the node's host
+        memory is not pinned. Raises ``ValueError`` while the ledger has a violation.
         """
         began = time.perf_counter()
         if command.offload_target_blocks and not self._lends:
@@ -340,7 +340,7 @@ class EngineControl:
     ) -> EngineReport:
         """One picture of the engine; ``workers`` is what the node's workers counted."""
         self.sessions.expire(now_s)
-        # An idle engine takes no steps; what can move, moves here.
+        # An idle engine takes no steps, so blocks that can move are moved here.
         head_need = self.head_need_blocks()
         self.host.advance(head_need, busy=bool(self._scheduler.running))
         host = self.host.figures(
@@ -373,7 +373,7 @@ class EngineControl:
 
     @property
     def resident_managers(self) -> list[CountingResidentManager]:
-        """One a hot group, for the table of requests."""
+        """One per hot group, for the table of requests."""
         return self._resident
 
     def _gpu_head_need_blocks(self) -> int | None:
@@ -400,7 +400,7 @@ class EngineControl:
         )
 
     def _oldest_wait_s(self) -> float | None:
-        # A preempted call has run since it arrived: that is no wait.
+        # A preempted call has run since it arrived: that is not waiting.
         waits = [
             self._scheduler.waited_s(request)
             for request in self._scheduler.waiting
@@ -419,7 +419,7 @@ class DecodeTime:
         self.seconds = 0.0
 
     def pass_begins(self, now_s: float, running: bool) -> None:
-        """``running``: whether requests of the step before still run; else there was a pause."""
+        """``running``: whether requests of the step before still run; else the engine was idle."""
         if self._decodes and running:
             self.seconds += max(0.0, now_s - self._began_s)
         self._began_s = now_s
@@ -443,7 +443,7 @@ class GpuNeed:
         cache_manager.allocate_slots = self._allocating
 
     def of(self, request_id: str) -> int | None:
-        """Blocks without which ``request_id`` could not start; ``None`` if it was not tried."""
+        """Blocks that ``request_id`` lacked to start; ``None`` if it was not tried."""
         if self._refused is None or self._refused[0] != request_id:
             return None
         return self._refused[1]

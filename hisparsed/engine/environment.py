@@ -21,13 +21,13 @@ METHOD = "spawn"
 PORT_ENV = "VLLM_PORT"
 PLUGINS_ENV = "VLLM_PLUGINS"
 PLUGIN = "hisparsed"
-"""Name of each entry point by which vLLM finds us."""
+"""Name of each entry point by which vLLM finds hisparsed."""
 _LINK = ("tcp://", "udp://", "sctp://")
 _OURS = "VLLM_"
 
 
 def is_service_link(environ: Mapping[str, str]) -> bool:
-    """Whether `VLLM_PORT` is Kubernetes' word for where a service is."""
+    """Whether `VLLM_PORT` was set by Kubernetes for a service."""
     return environ.get(PORT_ENV, "").startswith(_LINK)
 
 
@@ -58,7 +58,7 @@ def _is_port(text: str) -> bool:
 def set_process_start(environ: MutableMapping[str, str]) -> None:
     """Call before vLLM is imported, with the environment of this process.
 
-    Raises ``UserError`` for what starts no engine.
+    Raises ``UserError`` for settings with which no engine starts.
     """
     problems = environment_problems(environ)
     if problems:

@@ -14,12 +14,12 @@ _usual = gc.get_threshold()
 
 
 def collect_rarely() -> None:
-    """Until ``collect_as_usual``; imports nothing, so that it can come first."""
+    """Rarely, until ``collect_as_usual``; imports nothing, so that it can be called first."""
     gc.set_threshold(*_WHILE_IMPORTING)
 
 
 def collect_as_usual() -> None:
-    """As before ``collect_rarely``; does nothing where that was not called."""
+    """As before ``collect_rarely``; does nothing if that was not called."""
     if gc.get_threshold() == _WHILE_IMPORTING:
         gc.set_threshold(*_usual)
 

@@ -1,9 +1,9 @@
-"""How much of a waiting call's prefix both pools still hold, asked of vLLM's own caches.
+"""How much of a waiting call's prefix both pools still hold, from vLLM's own caches.
 
 A prefix counts only where the HiSparse pool and the indexer KV (on the GPU or offloaded) both
-reach. Read-only: recency of what is looked at does not change. A look-up costs one probe per block
-on the engine thread, so one pass makes a bounded number of them. An earlier result is checked
-instead of repeating its look-up: the same answer in a fraction of the time.
+reach. Read-only: it does not change the recency of blocks. A look-up costs one probe per block on
+the engine thread, so one pass makes a bounded number of them. An earlier result is checked instead
+of repeating its look-up: the same answer in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class RememberedPrefix:
 
 
 PASS_BLOCKS = 2_048
-"""Blocks that one pass probes, give or take one call: a few milliseconds."""
+"""Blocks that one pass probes, plus at most one call: a few milliseconds."""
 _HEADS = 4
-"""Calls that are about to start are asked for before those that waited longest for it."""
+"""Calls that start soon are looked up before those whose last look-up is oldest."""
 
 
 class HeldPrefix:
-    """Held tokens of waiting calls; ``look`` asks the caches, ``tokens`` says what was found.
+    """Held tokens of waiting calls; ``look`` reads the caches, ``tokens`` returns the results.
 
     ``source_pool`` and ``indexer_pool`` are vLLM's block pools of the two cache groups,
     ``chunks`` the offload pool's cache policy.
@@ -80,10 +80,9 @@ class HeldPrefix:
         self._known: dict[str, _Known] = {}
 
     def look(self, requests: Sequence[Any], now_s: float) -> None:
-        """Bring what is known of ``requests``, in starting order, up to date.
+        """Update the results for ``requests``, which are in starting order.
 
-        With more calls than one pass can ask for, the others are asked for in turn, those
-        never asked for first.
+        If one pass cannot look up all calls, the others take turns, those without a result first.
         """
         stale = [
             request
@@ -101,8 +100,8 @@ class HeldPrefix:
             self._found[request.request_id] = (now_s, held * self._block_tokens)
 
     def tokens(self, request_id: str) -> int:
-        """Tokens of the prefix that would not have to be recomputed, when it was last asked
-        for; none for a call that was not yet."""
+        """Tokens of the prefix that need no recomputation, as of the last look-up; 0 for a call
+        without one."""
         return self._found.get(request_id, (0.0, 0))[1]
 
     def forget(self, request_id: str) -> None:
@@ -113,8 +112,8 @@ class HeldPrefix:
         return self._found.get(request_id, (-math.inf, 0))[0]
 
     def _held_blocks(self, request: Any) -> tuple[int, int]:
-        """Blocks held in both, and blocks of indexer KV that were looked at for it."""
-        # The last token is always computed.
+        """Blocks held in both pools, and blocks of indexer KV that were probed."""
+        # vLLM always computes the last token.
         usable = (int(request.num_tokens) - 1) // self._block_tokens
         hashes = request.block_hashes
         usable = min(usable, len(hashes))

@@ -1,10 +1,10 @@
-"""Hot buffers of different sizes a request: the multiplier as a live lever.
+"""Hot buffers with a size per request: the multiplier as a live lever.
 
-Stock vLLM leases the same number of blocks to every request and compares lengths, so the
-size cannot change under running requests. Here each request has its own agreed size: that in
-force when it first asked, grown later while the GPU pool has room, shrunk when the node's workers
-have moved the rows that stay. ``HotShares`` puts multiplier and individual leases in force over
-vLLM's hot managers, all index groups alike, and reports them. The policy decides the sizes.
+Stock vLLM leases the same number of blocks to every request and compares lengths, so the size
+cannot change under running requests. Here each request has its own agreed size: that in force when
+it first asked, grown later while the GPU pool has room, shrunk when the node's workers have moved
+the rows that stay. ``HotShares`` applies multiplier and individual leases to vLLM's hot managers,
+the same for all index groups, and reports them. The policy decides the sizes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
                 self._own_targets[request_id] = min(own, self.blocks_per_request)
 
     def forget_targets(self) -> None:
-        """All requests are to have the multiplier's lease."""
+        """Give all requests the multiplier's lease."""
         self._own_targets.clear()
 
     def individual_leases(self) -> int:
@@ -64,7 +64,7 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
         return sum(own != shared for own in self._own_targets.values())
 
     def target_of(self, request_id: str) -> int:
-        """Blocks that the request is to have."""
+        """Blocks that the request should have."""
         target: int = self._own_targets.get(request_id, self.next_lease_blocks)
         return target
 
@@ -85,7 +85,7 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
         if needed or self._grow_headroom is None or not self.has_hot(request_id):
             self._planned_growth.pop(request_id, None)
             return needed
-        # Every hot group plans before any allocates, so each takes its part of the room.
+        # All hot groups plan before any allocates, so each takes its part of the free blocks.
         room = (self.block_pool.get_num_free_blocks() - self._grow_headroom) // self._hot_groups
         growth: int = max(0, min(self.target_of(request_id) - self.lease_of(request_id), room))
         self._planned_growth[request_id] = growth
@@ -96,7 +96,7 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
         return max(self.lease_of(request_id) - held, 0)
 
     def plans(self, request_id: str) -> bool:
-        """Whether the next allocation is to grow the lease."""
+        """Whether the next allocation grows the lease."""
         return bool(self._planned_growth.get(request_id))
 
     def needs_nothing(self, request_id: str) -> bool:
@@ -108,7 +108,7 @@ class LeasedHotManager(HiSparseHotManager):  # type: ignore[misc]
         return not self.plans(request_id) and self.get_num_required_blocks(request_id) == 0
 
     def shrink(self, request_id: str, blocks: int) -> None:
-        """Give back what a request holds beyond ``blocks``; its rows must have moved before."""
+        """Return the blocks of a request beyond ``blocks``; its rows must have moved before."""
         if self.lease_blocks.get(request_id, 0) <= blocks:
             return
         self.lease_blocks[request_id] = blocks
@@ -177,7 +177,7 @@ class HotUnits:
 class HotShares:
     """``managers``: one an index group, started; they agree on every lease.
 
-    ``live`` says that the node's kernels take leases of different sizes.
+    ``live``: whether the node's kernels accept leases of different sizes.
     """
 
     def __init__(
@@ -245,9 +245,9 @@ class HotShares:
         return multiplier is not None and self._units.blocks(multiplier) != self.lease_blocks
 
     def apply(self, command: EngineCommand, resize_hot: ResizeHot | None) -> None:
-        """Put multiplier and leases of a possible command in force.
+        """Apply multiplier and leases of a checked command.
 
-        A new multiplier ends their own leases: what they divided is no longer there.
+        A new multiplier ends individual leases, because they divided the old one.
         """
         if command.multiplier is None and command.hot_leases is None:
             return
@@ -271,7 +271,7 @@ class HotShares:
         }
         if not wider:
             return
-        # The rows that stay move first; only then may their old blocks be used by others.
+        # The rows that stay move first; only then may other requests use the old blocks.
         resize_hot(wider)
         for manager in self._managers:
             for request_id, blocks in wider.items():
@@ -335,7 +335,7 @@ class HotShares:
         return known
 
     def _in_blocks(self, curve: RowCurve, lease: int) -> tuple[LeasePoint, ...]:
-        """The curve at whole blocks of legal leases, in proportion between its points."""
+        """The curve at whole blocks of legal leases, interpolated between its points."""
         size, least = self._units.block_tokens, self._units.least_blocks
         most = self._first.blocks_per_request
         rows, misses = zip(*curve, strict=True)

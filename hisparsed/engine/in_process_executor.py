@@ -1,7 +1,7 @@
 """Answers vLLM's questions to an executor in the engine core's process, without GPU workers.
 
 The part of the contract that the reference and simulated nodes answer alike: layers and the pages
-that HiSparse plans next to them, one answer a step, and the calls that have no meaning without
+that HiSparse plans next to them, one answer per step, and the calls that have no meaning without
 workers. Computes no step and answers nothing to the control side.
 """
 
@@ -46,7 +46,8 @@ class InProcessExecutor(Executor):  # type: ignore[misc]
 
     @abstractmethod
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """One step; ``_answer`` makes what is returned. ``None`` where ``sample_tokens`` does."""
+        """One step; ``_answer`` makes what is returned. ``None`` if ``sample_tokens`` returns
+        it."""
 
     @staticmethod
     def _answer(
@@ -119,10 +120,10 @@ class InProcessExecutor(Executor):  # type: ignore[misc]
         return _at_once(self._sample(grammar_output), non_block)
 
     def _sample(self, grammar_output: Any) -> ModelRunnerOutput:
-        """What is left of a step for which ``_run`` answered ``None``."""
+        """The rest of a step for which ``_run`` returned ``None``."""
         raise RuntimeError(f"{type(self).__name__} samples inside execute_model")
 
-    # --- what workers would answer ----------------------------------------------------
+    # --- answers of workers ----------------------------------------------------
 
     def collective_rpc(
         self,

@@ -1,4 +1,5 @@
-"""Whose kernels find rows in hot buffers, and why: as the status shows it.
+"""The kernels that find rows in hot buffers, vLLM's or hisparsed's, and why: as the status shows
+it.
 
 Chosen before each engine start. Imports neither vLLM nor torch.
 """
@@ -19,17 +20,18 @@ class KernelReason(StrEnum):
     CONFIGURED = "Configured"
     """`cuda.kernels` names them."""
     PROVED = "Proved"
-    """Ours read the right rows on every GPU, and were fast enough."""
+    """hisparsed's kernels read the right rows on every GPU, and were fast enough."""
     DIFFERENT = "Different"
-    """Ours made attention read another row."""
+    """With hisparsed's kernels attention read another row."""
     SLOWER = "Slower"
-    """Ours took longer than `cuda.kernels_max_ratio` allows."""
+    """hisparsed's kernels took longer than `cuda.kernels_max_ratio` allows."""
     UNPROVED = "Unproved"
     """The proof could not be carried out."""
     NOT_POSSIBLE = "NotPossible"
     """This vLLM, model or policy does not work with hisparsed's kernels."""
     DISTRUSTED = "Distrusted"
-    """Ours passed, and an engine that ran them answered wrong or met an error of a kernel."""
+    """hisparsed's kernels passed, but an engine with them gave a wrong answer or had a kernel
+    error."""
 
     @property
     def fell_back(self) -> bool:
@@ -50,7 +52,7 @@ class RankTimes(BaseModel):
 
 
 class KernelsStatus(BaseModel):
-    """Of the engine that runs, or is started."""
+    """The kernels of the engine that runs, or is started."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -65,7 +67,7 @@ class KernelsStatus(BaseModel):
     """The share that they took on the slowest GPU; `None` where it was not timed."""
     ranks: list[RankTimes] = []
     proved_unix_s: float | None = None
-    """When the proof was made that this rests on."""
+    """When the proof behind this choice was made."""
     offload_trusted: bool = True
     """Whether copies of indexer chunks passed their proof; without it nothing is lent."""
     offload_sentence: str = ""

@@ -8,8 +8,8 @@ vLLM takes from the environment how it starts processes. It forks on CUDA by def
 engine core shares the daemon's signal wake-up and sockets, and its plugins count as loaded. So
 ``environment.set_process_start`` sets spawn, before vLLM is imported.
 
-``EngineHandle`` is vLLM's AsyncLLM behind ``EnginePort``, one instance an engine life. Calls into
-the engine core are bounded in time: a hung engine shows as a missed report, not as a hung daemon.
+``EngineHandle`` is vLLM's AsyncLLM behind ``EnginePort``, one instance per engine. Calls into the
+engine core are bounded in time: a hung engine shows as a missed report, not as a hung daemon.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NodeBody(Protocol):
         ...
 
     def require_startable(self, config: NodeConfig, *, max_multiplier: float) -> None:
-        """Refuse what can never start. Raises ``UserError``."""
+        """Refuse configurations that can never start. Raises ``UserError``."""
         ...
 
     def vllm_config(self, config: NodeConfig, *, max_multiplier: float) -> Any:
@@ -86,8 +86,8 @@ def served_names(config: NodeConfig, kind: NodeKind) -> tuple[str, ...]:
 
 
 def asked_multiplier(config: NodeConfig, kind: NodeKind, policy: HotPolicy) -> float:
-    """``max_multiplier`` for the functions below: the policy's highest where buffers can change
-    size while the node runs, else what it starts with."""
+    """``max_multiplier`` for the functions below: the policy's highest if buffers can change size
+    while the node runs, else its start value."""
     return body_of(kind).asked_multiplier(config, policy)
 
 
@@ -102,7 +102,7 @@ def proved_multiplier(config: NodeConfig, kind: NodeKind, policy: HotPolicy) -> 
 
 
 def require_startable(config: NodeConfig, kind: NodeKind, *, max_multiplier: float) -> None:
-    """Refuse what can never start, before anything is taken and vLLM is imported.
+    """Refuse configurations that can never start, before anything is taken and vLLM is imported.
 
     ``max_multiplier`` is the policy's, in top-k. Raises ``UserError``.
     """
@@ -155,7 +155,7 @@ class EngineHandle:
         self.room_for_calls = 0
         """Calls that could have started running at once."""
         self.own_calls: set[str] = set()
-        """Those of the daemon, by the ids that it gave them; they count in no statistics."""
+        """Ids of the daemon's own requests; they are in no statistics."""
 
     def is_alive(self) -> bool:
         return not self.llm.errored
@@ -181,7 +181,7 @@ class EngineHandle:
         await self._call("canary-begin", call.model_dump())
 
     async def end_canary(self, request_id: str) -> CanaryReport:
-        """What the engine saw of it, once it is answered."""
+        """The engine's observations of it, after its answer."""
         self.own_calls.discard(request_id)
         answer = await self._call("canary-end", {"request_id": request_id})
         return CanaryReport.model_validate(answer)
@@ -202,7 +202,7 @@ class EngineHandle:
         waited = 0.0
         try:
             while True:
-                # The answer of a dead engine never comes, so look up from waiting at times.
+                # A dead engine never answers, so check it at intervals while waiting.
                 done, _ = await asyncio.wait({call}, timeout=0.5)
                 if done:
                     answer: dict[str, Any] = call.result()
@@ -224,7 +224,7 @@ class EngineHandle:
         """
         reader = self.llm.output_handler
         if reader is not None:
-            # Still reading, it would log the end that we asked for as a crash of the engine.
+            # A reader that still runs would log the requested end as a crash of the engine.
             reader.get_loop().call_soon_threadsafe(reader.cancel)
         self.llm.shutdown(timeout=timeout_s)
 
@@ -232,8 +232,8 @@ class EngineHandle:
 def start_engine(vllm_config: Any, llm_class: Any, context_limit: ContextLimit) -> EngineHandle:
     """Start the engine core process and wait until it serves. Needs a running event loop.
 
-    ``llm_class`` is a ``LimitedLLM``.
-    Raises whatever vLLM raises when the engine cannot start; nothing is left running then.
+    ``llm_class`` is a ``LimitedLLM``. Raises vLLM's error when the engine cannot start; then no
+    process is left.
     """
     from hisparsed.engine.telemetry import ClientStats
 

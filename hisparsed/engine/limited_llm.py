@@ -1,4 +1,5 @@
-"""vLLM's engine front with the operator's context limit in it, and honest about an engine's end.
+"""vLLM's engine front with the operator's context limit; it reports the end of an engine as an
+error.
 
 Every node's front is one of these. An engine core that is asked to stop aborts its calls, and
 vLLM's APIs would pass that on as an answer that is whole; here it counts as the engine's death.
@@ -25,7 +26,7 @@ _ABORTED = "abort"
 
 
 def transfer_fault(extra_args: Mapping[str, Any] | None) -> str | None:
-    """Why ``extra_args`` of a call cannot be; ``None`` where they can."""
+    """Why ``extra_args`` of a call are invalid; ``None`` if they are valid."""
     given = extra_args.get(TRANSFER) if extra_args else None
     if given is None or isinstance(given, Mapping):
         return None
@@ -48,7 +49,7 @@ class LimitedLLM(AsyncLLM):  # type: ignore[misc]
 
     @property
     def errored(self) -> bool:
-        """Whether no answer of the engine counts any more."""
+        """Whether answers of the engine are no longer valid."""
         return self.stops or bool(super().errored)
 
     @property
@@ -98,7 +99,7 @@ class LimitedLLM(AsyncLLM):  # type: ignore[misc]
                 yield output
 
     def _length(self, prompt: Any, params: Any) -> CallLength | None:
-        """``None`` for what is not tokenised yet; vLLM's API tokenises first."""
+        """``None`` for a prompt that is not tokenised yet; vLLM's API tokenises first."""
         tokens = (
             prompt.get("prompt_token_ids")
             if isinstance(prompt, dict)

@@ -29,7 +29,7 @@ def report_to_wire(report: EngineReport) -> dict[str, Any]:
 
 
 def report_from_wire(values: dict[str, Any]) -> EngineReport:
-    """Raises ``ValueError`` naming the field that cannot be right."""
+    """Raises ``ValueError`` naming the wrong field."""
     return _REPORT.validate_python(values)
 
 
@@ -37,13 +37,13 @@ _COMMAND: TypeAdapter[EngineCommand] = TypeAdapter(EngineCommand)
 
 
 def command_to_wire(command: EngineCommand) -> dict[str, Any]:
-    """Plain values of what it changes."""
+    """Plain values of the fields that it changes."""
     values: dict[str, Any] = _COMMAND.dump_python(command, mode="json", exclude_defaults=True)
     return values
 
 
 def command_from_wire(values: dict[str, Any]) -> EngineCommand:
-    """Raises ``ValueError`` naming what is unknown or cannot be right."""
+    """Raises ``ValueError`` naming the unknown or wrong field."""
     unknown = values.keys() - {one.name for one in fields(EngineCommand)}
     if unknown:
         raise ValueError(f"a command has no {', '.join(sorted(unknown))}")
@@ -51,7 +51,7 @@ def command_from_wire(values: dict[str, Any]) -> EngineCommand:
 
 
 class RequestRow(_Message):
-    """One request. Rows are counted over all index groups; counters are of its life so far."""
+    """One request. Rows are counted over all index groups; counters are totals so far."""
 
     request_id: str
     state: str
@@ -94,7 +94,7 @@ class CanaryCall(_Message):
     request_id: str = Field(min_length=16)
     """Random, so that no client's request begins with it."""
     residency: Residency
-    """Where its pages are to be while it decodes; ``full`` leaves them alone."""
+    """The residency that it should have while it decodes; ``full`` leaves them alone."""
 
 
 class CanaryReport(_Message):
@@ -105,11 +105,11 @@ class CanaryReport(_Message):
     none: int
     scheduled_tokens: int
     step_s: float
-    """Its part, by tokens, of the time of the steps it was in."""
+    """Its share, by tokens, of the time of its steps."""
 
 
 class ApplyResult(_Message):
-    """What is in force after a command; a target may be bounded below what was asked."""
+    """The values in force after a command; a target may be lower than asked."""
 
     offload_target_blocks: int
     lent_blocks: int

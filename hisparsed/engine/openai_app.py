@@ -1,8 +1,8 @@
-"""vLLM's own OpenAI-compatible application around our engine, without vLLM's server loop.
+"""vLLM's OpenAI-compatible application around hisparsed's engine, without vLLM's server loop.
 
 Its arguments are the operator's ``frontend_args`` and the daemon's own. They are checked before an
 engine starts, because loading weights takes minutes; arguments that only the daemon may set were
-refused with the document. The one place that knows how vLLM assembles its API; the daemon serves
+refused with the document. The only module that knows how vLLM assembles its API; the daemon serves
 the result. Imports vLLM only when called.
 """
 
@@ -31,14 +31,14 @@ _OURS: Mapping[str, Any] = {
     "allowed_origins": [],
     "disable_uvicorn_access_log": True,
 }
-"""Where the operator says nothing else."""
+"""Unless the operator sets others."""
 _REFERENCE: Mapping[str, Any] = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
 """The same on the reference node. Its model has no format for tool calls, so this is plain text
 around JSON. The arguments follow the tool's schema, strict or not, as a trained model's would."""
 
 
 def frontend_arguments(config: NodeConfig, kind: NodeKind) -> Any:
-    """vLLM's ``Namespace``, whole but for what only an engine knows: model and API keys.
+    """vLLM's ``Namespace``, complete except for the engine's part: model and API keys.
 
     Imports parser plugins of the operator's. Raises ``UserError``.
     """
@@ -146,8 +146,8 @@ def preload() -> None:
 async def build_openai_app(llm: Any, arguments: Any, *, served_names: Sequence[str]) -> Any:
     """The FastAPI application with its state. ``llm`` is an ``AsyncLLM``.
 
-    ``arguments`` are ``frontend_arguments``'. It asks for no key; the daemon's guard does.
-    Clients may ask for any of ``served_names``; answers and metrics have the first.
+    ``arguments`` are ``frontend_arguments``'. It does not check API keys; the daemon does. Clients
+    may ask for any of ``served_names``; answers and metrics have the first.
     """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app

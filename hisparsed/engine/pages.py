@@ -2,14 +2,13 @@
 
 A page has one GPU block in each index group (20 and more), and all of them move together: they are
 allocated, copied to the host, unpinned and lost at the same moments. vLLM asks each group on its
-own, for each page, several times per step; a prefill of 8,192 tokens costs it 20 to 40 ms so. Here
-a page is one object, a group is asked once, and the rest follows. Every decision stays
-vLLM's: the same blocks in the same order, the same metadata for workers, the same order of the
-free queue. ``tests/engine/test_pages.py`` drives both through the same calls and compares all of
-it.
+own, for each page, several times per step; a prefill of 8,192 tokens costs it 20 to 40 ms. Here a
+page is one object, and one group is asked for all. Every decision is the same as vLLM's: the same
+blocks in the same order, the same metadata for workers, the same order of the free queue.
+``tests/engine/test_pages.py`` drives both through the same calls and compares all of it.
 
-``keep_pages_whole`` puts it in force over a scheduler's own managers, where vLLM's methods are
-those that it was written against (``compat.replaced``).
+``keep_pages_whole`` applies it to a scheduler's own managers, if vLLM's methods are those that it
+was written for (``compat.replaced``).
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class ResidentPage:
         self.blocks = blocks
         self.ids: tuple[int, ...] = tuple([block.block_id for block in blocks])
         self.owners: set[tuple[str, int]] = set()
-        """(request, page number) that read it though its blocks count as free."""
+        """(request, page number) that read it although its blocks count as free."""
         self.host_hash: Any = None
         """Of the host page that it is a readable copy of."""
         self.is_watched = False
@@ -89,7 +88,7 @@ class PageTables:
         return known
 
     def drop(self, request_id: str, page: int) -> ResidentPage | None:
-        """The request no longer reads that page from the GPU; returns what it read."""
+        """The request no longer reads that page from the GPU; returns the page."""
         known = self.known(request_id)
         found = known[page] if page < len(known) else None
         if found is not None:
@@ -98,7 +97,7 @@ class PageTables:
         return found
 
     def adopt(self, request_id: str, page: int, found: ResidentPage) -> None:
-        """The request reads a page that it had only on the host from the GPU."""
+        """The request reads a page from the GPU that it had only on the host."""
         self._known[request_id][page] = found
         self.host_only[request_id] = self.host_only.get(request_id, 0) - 1
 
@@ -157,7 +156,7 @@ class PagedResidentManager(CountingResidentManager):
 
 
 class PagedBlockPool(BlockPool):  # type: ignore[misc]
-    """The GPU pool. Hands out blocks without a call for each, and knows pages."""
+    """The GPU pool, which allocates blocks without a call for each, and knows pages."""
 
     def watch_pages(self, coordinator: PagedCoordinator) -> None:
         self._page_lost = coordinator.page_lost
@@ -187,7 +186,7 @@ class PagedBlockPool(BlockPool):  # type: ignore[misc]
                 self._page_lost(page)
 
     def pin(self, page: ResidentPage) -> None:
-        """As ``touch``: one reference more on each block."""
+        """As ``touch``: one more reference on each block."""
         for block in page.blocks:
             if block.ref_cnt == 0:
                 self.free_block_queue.remove(block)
@@ -210,7 +209,8 @@ class PagedBlockPool(BlockPool):  # type: ignore[misc]
             self.free_block_queue.append_n(released)
 
     def unpin_in_order(self, pages: Sequence[ResidentPage]) -> None:
-        """The first group's blocks of all ``pages`` first, as a request that ends gives them."""
+        """The first group's blocks of all ``pages`` first, in the order in which an ending request
+        frees them."""
         for page in pages:
             self._watch(page)
         for blocks in zip(*[page.blocks for page in pages], strict=True):
@@ -237,7 +237,7 @@ class PagedBlockPool(BlockPool):  # type: ignore[misc]
 
 
 class PagedCoordinator(HiSparseCoordinator):  # type: ignore[misc]
-    """vLLM's coordinator with pages whole. Where a method is not here, vLLM's own is in force."""
+    """vLLM's coordinator with whole pages. Methods that are not here are vLLM's."""
 
     copies: dict[Any, ResidentPage]
     resident_managers: tuple[Any, ...]
@@ -258,7 +258,7 @@ class PagedCoordinator(HiSparseCoordinator):  # type: ignore[misc]
     # --- prefixes that come back to the GPU ---------------------------------------------
 
     def commit_computed_blocks(self, request_id: str, num_host_pages: int) -> None:
-        # Every group says the same.
+        # Every group gives the same answer.
         if self._committed != (request_id, num_host_pages):
             super().commit_computed_blocks(request_id, num_host_pages)
             self._committed = (request_id, num_host_pages)
@@ -340,7 +340,7 @@ class PagedCoordinator(HiSparseCoordinator):  # type: ignore[misc]
         state.unpinned_pages.discard(page_idx)
         if page_idx < state.synced_pages:
             state.stale_pages.add(page_idx)
-        # The last one asked has been asked after all others.
+        # The last group is asked after all others.
         if self.hot_managers and request_id not in self.hot_managers[-1].hot_required:
             for manager in self.hot_managers:
                 manager.require_hot(request_id)
@@ -511,7 +511,8 @@ class PagedCoordinator(HiSparseCoordinator):  # type: ignore[misc]
 
 
 class GroupedCacheCoordinator(HybridKVCacheCoordinator):  # type: ignore[misc]
-    """Asks one hot and one resident manager for all of them, where they would all say the same."""
+    """Asks one hot and one resident manager for all of them, because they would all give the same
+    answer."""
 
     def start_grouping(self) -> None:
         managers = self.single_type_managers
@@ -555,7 +556,7 @@ class GroupedCacheCoordinator(HybridKVCacheCoordinator):  # type: ignore[misc]
                     needed += one * len(run)
                     break
                 needed += one
-                # Hot managers also note what they are to grow by.
+                # Hot managers also note by how much they grow.
                 if kind is HiSparseHotManager and not one and not run[-1].plans(request_id):
                     break
             group += len(run)
@@ -618,7 +619,7 @@ class GroupedCacheCoordinator(HybridKVCacheCoordinator):  # type: ignore[misc]
 
 
 class NoBlocks(KVCacheBlocks):  # type: ignore[misc]
-    """The answer to a request that needs no block in a step: nearly every one that decodes."""
+    """The answer for a request that needs no block in a step, as most decoding requests."""
 
     def get_block_ids(self, allow_none: bool = False, **kwargs: Any) -> Any:
         return None if allow_none else super().get_block_ids(**kwargs)
@@ -636,7 +637,7 @@ def _overrides(manager: Any, name: str) -> bool:
 
 
 def keep_pages_whole(cache_manager: Any, hisparse: Any) -> None:
-    """Put it in force over vLLM's cache manager and HiSparse coordinator, before any request."""
+    """Apply it to vLLM's cache manager and HiSparse coordinator, before any request."""
     hisparse.__class__ = PagedCoordinator
     hisparse.start_paging()
     cache_manager.empty_kv_cache_blocks = NoBlocks(cache_manager.empty_kv_cache_blocks.blocks)

@@ -1,12 +1,12 @@
 """vLLM general plugin: one control method for the engine core, which ends with its daemon.
 
-vLLM loads general plugins into every process of every vLLM on the machine, so ``register``
-does nothing unless hisparsed launched the process. vLLM stops its engine core on request; a killed
+vLLM loads general plugins into every process of every vLLM on the machine, so ``register`` does
+nothing unless hisparsed launched the process. vLLM stops its engine core on request; a killed
 daemon can no longer request it, so the process also watches its parent. The engine core leads a
-process group, which its workers are born into: Ctrl-C and supervisors that signal the daemon's
-group reach the daemon alone, which drains first. Both hold from the moment at which the process
-reads vLLM's configuration (``Guard``): plugins are loaded only after vLLM's handshake, which waits
-five minutes for an answer of the daemon.
+process group, in which its workers start. So Ctrl-C and supervisors that signal the daemon's group
+reach the daemon alone, which drains first. Both hold from the moment at which the process reads
+vLLM's configuration (``Guard``): plugins are loaded only after vLLM's handshake, which waits five
+minutes for an answer of the daemon.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ACTIONS = ("report", "apply", "requests", "canary-begin", "canary-end")
 def control(engine_core: Any, action: str, payload: dict[str, Any]) -> dict[str, Any]:
     """Serve one control call on the engine thread, between steps.
 
-    ``action`` is one of ``ACTIONS``; raises ``ValueError`` on others and on bad payloads, which
-    reaches the caller while the engine lives on.
+    ``action`` is one of ``ACTIONS``; raises ``ValueError`` for others and for wrong payloads, which
+    reaches the caller while the engine continues.
     """
     from hisparsed.engine.messages import CanaryCall, command_from_wire, report_to_wire
     from hisparsed.engine.worker_report import WorkerReport
@@ -95,7 +95,8 @@ def register() -> None:
 class Guard:
     """To be set as an attribute of vLLM's configuration, which goes to each process of an engine.
 
-    A process that reads it from another one ends with that, and leaves the daemon's group.
+    A process that reads it from another process ends with that process, and leaves the daemon's
+    group.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,13 +118,13 @@ def end_with(pid: int) -> None:
     except ProcessLookupError:
         _end()
     except OSError:
-        return  # a kernel or container without it; an engine's plugin watches its parent later
+        return  # a kernel or container without it; the engine's plugin watches its parent later
     else:
         _end_after(sentinel)
 
 
 def _leave_group_of_daemon() -> None:
-    """From now on what is sent to the daemon's process group does not reach this process.
+    """From now on signals to the daemon's process group do not reach this process.
 
     Does nothing in workers, which are in their engine core's group. Not for the daemon itself.
     """
@@ -136,7 +137,8 @@ _THREAD_NAME = "hisparsed-parent-watch"
 
 
 def _end_after(sentinel: int) -> None:
-    """``end_with`` for what can be read when another process has ended; safe to call again."""
+    """``end_with`` for a descriptor that becomes readable when another process ends; safe to call
+    again."""
     if any(one.name == _THREAD_NAME for one in threading.enumerate()):
         return
     threading.Thread(target=_wait_and_end, args=(sentinel,), name=_THREAD_NAME, daemon=True).start()

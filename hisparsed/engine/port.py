@@ -52,14 +52,14 @@ class EnginePort(Protocol):
         ...
 
     async def apply(self, command: EngineCommand) -> ApplyResult:
-        """Put a command in force, all or nothing; returns what is in force then."""
+        """Apply a command, all or nothing; returns the values in force after it."""
         ...
 
     def serving(self) -> ServingCounters: ...
 
 
 class HotPolicy(Protocol):
-    """What the policy asks of hot buffers, in top-k, given the decode rows of a request."""
+    """The policy's sizes of hot buffers, in top-k, for the decode rows of a request."""
 
     def highest_multiplier(self, decode_query_len: int) -> float: ...
 

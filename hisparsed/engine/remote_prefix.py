@@ -1,4 +1,4 @@
-"""What ``kv_transfer_params`` of a call may say of a prefix that waits on another node.
+"""Checks ``kv_transfer_params`` of a call: the place of a prefix that waits on another node.
 
 A router carries them from the prefill node's answer to the decode node, but every client of the API
 can write them. So nothing in them is trusted: the address must be one of ``peers``, and on a CUDA
@@ -61,8 +61,9 @@ def count_param(
 
 
 class NixlPrefixes:
-    """Keeps from vLLM's NIXL what it cannot fetch. ``lookahead_tokens``: of a prompt's last tokens,
-    those that the prefill node leaves to this one. ``ranks``: tensor-parallel ranks of this node.
+    """Rejects parameters that vLLM's NIXL cannot fetch. ``lookahead_tokens``: of a prompt's last
+    tokens, those that the prefill node leaves to this one. ``ranks``: tensor-parallel ranks of this
+    node.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class NixlPrefixes:
         self._lookahead_tokens = lookahead_tokens
 
     def look(self, request: Any) -> None:
-        """Takes the parameters from a call that cannot be helped: it is computed here."""
+        """Removes the parameters from a call that cannot be fetched: its prompt is computed
+        here."""
         params = request.kv_transfer_params or {}
         fetches = params.get("do_remote_prefill")
         if not fetches and not params.get("do_remote_decode"):

@@ -1,6 +1,6 @@
-"""A line for every request in the engine, made when the table is requested.
+"""One line per request in the engine, made when the table is requested.
 
-Apart from the report, which comes every tick and must stay cheap. No line holds text or tokens
+Separate from the report, which is made every tick and must stay cheap. No line holds text or tokens
 of a prompt. Costs time in proportion to the lines, never to pages.
 """
 
@@ -18,7 +18,7 @@ MAX_ROWS = 500
 
 
 class ResidentPages(Protocol):
-    """What the table needs of a resident manager."""
+    """The methods that the table needs of a resident manager."""
 
     req_to_blocks: Mapping[str, Any]
     host_only_pages: Mapping[str, int]

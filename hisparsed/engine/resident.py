@@ -1,4 +1,4 @@
-"""Resident pages: counted request by request, and admitted as vLLM means them to be.
+"""Resident pages: counted per request, and admitted with vLLM's cap in all cases.
 
 A report walks no pages, because changes are counted where they happen. vLLM's coordinator chooses
 which pages leave the GPU.
@@ -36,9 +36,9 @@ class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
     ) -> int:
         """vLLM's need, with the admission cap also where a prefix comes from outside.
 
-        vLLM 0.32 and 0.33 leave the cap out there and ask for a page for all of the
-        remainder at once, though a prefill holds no more than its steps in flight. Where
-        that is more than the GPU pool, the call is never admitted and blocks those behind.
+        vLLM 0.32 and 0.33 do not apply the cap there and ask for pages for the whole remainder at
+        once, although a prefill holds no more pages than its steps in flight. If that is more than
+        the GPU pool, the call is never admitted and blocks those behind it.
         """
         needed = super().get_num_blocks_to_allocate(
             request_id,
@@ -94,7 +94,7 @@ class CountingResidentManager(HiSparseResidentManager):  # type: ignore[misc]
         self._add_host_only(request_id, added - 1 if added else -int(tail_missing))
 
     def adopt_resident_page(self, request_id: str, block_idx: int, block: Any) -> bool:
-        # vLLM 0.30 adopts before the call has its blocks, which the copy may be one of.
+        # vLLM 0.30 adopts before the call has its blocks, and the copy may be one of them.
         if request_id in self._committing:
             return False
         adopted = bool(super().adopt_resident_page(request_id, block_idx, block))

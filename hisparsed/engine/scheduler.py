@@ -116,7 +116,7 @@ class ControlledScheduler:
         return outputs
 
     def reset_connector_cache(self) -> bool:
-        # vLLM cannot reset it again before a step has carried the first reset's flush.
+        # vLLM cannot reset it again before a step has done the first reset's flush.
         if self.hisparsed.host.reset_is_on_its_way():
             return True
         fail_put_off_loads(self)
@@ -138,7 +138,8 @@ class ControlledScheduler:
         holder = take_back_from_youngest(scheduler, least=1)
         head = holder or scheduler.waiting.peek_request()
         if holder is not None:
-            # What it was loaded for did not let it start; from its prompt it needs less at once.
+            # With its loaded prefix it could not start; from its prompt it needs fewer blocks at
+            # once.
             remedy = Remedy.FORGET_PREFIX
         log.warning(
             "Nothing runs and %d calls wait with memory free: %s (head %s, %d tokens).",

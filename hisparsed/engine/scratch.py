@@ -1,8 +1,8 @@
 """Scratch blocks: GPU blocks that all requests share for rows that do not fit a hot buffer.
 
 They are taken once, before the first request, so scheduler and workers agree on their numbers
-without a message and a GPU graph can hold their addresses. Where a row goes is the resolver's to
-say. Imports neither vLLM nor torch.
+without a message and a GPU graph can hold their addresses. The resolver decides where a row goes.
+Imports neither vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 CONCURRENT_REQUESTS = 4
-"""Requests whose worst spills fit the scratch together; a step of more takes turns."""
+"""Requests whose worst overflow fits the scratch at the same time; in larger steps they take
+turns."""
 
 
 def scratch_block_count(*, query_len: int, topk: int, block_tokens: int, max_num_seqs: int) -> int:
@@ -34,7 +35,7 @@ def whole_step_scratch_blocks(
 
 
 def scratch_block_ids(count: int) -> range:
-    """The blocks of a pool that gave its first ``count`` away; block 0 is vLLM's null block."""
+    """The first ``count`` blocks of a pool; block 0 is vLLM's null block."""
     return range(1, 1 + count)
 
 

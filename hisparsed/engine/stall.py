@@ -1,12 +1,12 @@
-"""Where nothing runs, something waits and memory is free: how it is found, and what is tried.
+"""Stalls, in which nothing runs, a call waits and memory is free: their detection and the remedies.
 
-``StallWatch`` is a pure state machine with one input a step; the scheduler carries the remedies
-out. They go from harmless to costly, and the last one fails one call so that the others are
-served. A pool that is busy with transfers, or paused on purpose, is not stalled.
+``StallWatch`` is a pure state machine with one input per step; the scheduler carries the remedies
+out. They are ordered from harmless to costly, and the last one fails one call so that the others
+are served. A pool that is busy with transfers, or paused on purpose, is not stalled.
 
-One cause is known and cured where it arises: a call whose prefix was loaded keeps its blocks until
-it runs, and vLLM preempts running calls only, so two such calls can hold what the other needs. The
-youngest then gives its blocks back and restarts, as a preempted call would.
+One cause is known and handled directly: a call whose prefix was loaded keeps its blocks until it
+runs, and vLLM preempts running calls only, so two such calls can hold the blocks that the other
+needs. The youngest then returns its blocks and restarts like a preempted call.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from hisparsed.engine.compat.adapters import holders, remove_holder
 
 
 class Remedy(StrEnum):
-    """What to try, in this order."""
+    """The remedies, in this order."""
 
     LIFT_LIMIT = "lift-limit"
     """Let at least one call run."""
     NEXT_IN_LINE = "next-in-line"
-    """Move the head of the queue behind the others, once for each that waits."""
+    """Move the head of the queue behind the others, once for each waiting call."""
     FORGET_PREFIX = "forget-prefix"
-    """Let the head recompute its prompt instead of loading its prefix."""
+    """Make the head recompute its prompt instead of loading its prefix."""
     GIVE_UP = "give-up"
-    """Fail the head with an error that names what it needed."""
+    """Fail the head with an error that names the blocks it needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class StallCounts:
 
 
 class StallWatch:
-    """One scheduler's. Call ``step`` after each scheduling pass."""
+    """For one scheduler. Call ``step`` after each scheduling pass."""
 
     def __init__(self, limits: StallLimits | None = None) -> None:
         self._limits = limits or StallLimits()
@@ -121,7 +121,7 @@ def _idle_with_work(facts: StepFacts) -> bool:
 
 def _remedies(waiting: int) -> list[Remedy]:
     others: Sequence[Remedy] = [Remedy.NEXT_IN_LINE] * (waiting - 1)
-    # With all tried in turn the first head is at the head again once it has moved again.
+    # When all have been tried in turn, one more move puts the first head back at the head.
     back = [Remedy.NEXT_IN_LINE] if others else []
     return [Remedy.LIFT_LIMIT, *others, *back, Remedy.FORGET_PREFIX]
 
@@ -138,15 +138,15 @@ def loads_are_done(scheduler: Any) -> bool:
 def take_back_from_youngest(scheduler: Any, *, least: int = 2) -> Any:
     """Free the blocks of the last call that holds some; returns it, or ``None``.
 
-    ``scheduler`` is vLLM's, between passes, with nothing running and nothing in flight. One call
-    alone waits for no other, so it keeps what it has unless ``least`` is 1.
+    ``scheduler`` is vLLM's, between passes, with nothing running and nothing in flight. A single
+    call does not wait for another, so it keeps its blocks unless ``least`` is 1.
     """
     holding = holders(scheduler)
     if len(holding) < least or not loads_are_done(scheduler):
         return None
     request = holding[-1]
     remove_holder(scheduler, request)
-    # A finished load must not be taken for the end of the one that it starts next.
+    # The end of the old load must not be taken for the end of the next one.
     scheduler.finished_recving_kv_req_ids.discard(request.request_id)
     scheduler.failed_recving_kv_req_ids.discard(request.request_id)
     scheduler.kv_cache_manager.free(request)

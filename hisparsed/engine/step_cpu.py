@@ -1,4 +1,4 @@
-"""CPU time that the engine thread spends around a step: scheduling and taking the output.
+"""CPU time that the engine thread spends around a step: scheduling and processing the output.
 
 The model's own time is not in it: the executor runs between the two. Thread time, so that a
 thread that waits for a core does not look busy. Engine thread only.
@@ -15,7 +15,7 @@ from hisparsed.policy.signals import StepCpu
 
 WINDOW_S = 60.0
 MOST_STEPS = 2_048
-"""Latest steps that are kept, so that a report sorts few numbers however fast steps come."""
+"""Latest steps that are kept, so that a report sorts few numbers however short steps are."""
 
 
 class StepCpuTimes:
@@ -42,7 +42,7 @@ class StepCpuTimes:
         self.add(now_s, scheduled_s + self._cpu_s() - began_s)
 
     def add(self, now_s: float, cost_s: float) -> None:
-        """A step whose output came at ``now_s``."""
+        """A step whose output arrived at ``now_s``."""
         self._steps.append((now_s, cost_s))
 
     def figures(self, now_s: float) -> StepCpu | None:
@@ -59,7 +59,7 @@ class StepCpuTimes:
         )
 
     def _busy_ratio(self, now_s: float) -> float | None:
-        """Since the first step that is kept, whose own cost came before."""
+        """Since the first step that is kept; its own cost was before that."""
         since_s, first_cost_s = self._steps[0]
         if len(self._steps) < 2 or now_s <= since_s:
             return None
@@ -68,8 +68,8 @@ class StepCpuTimes:
 
 
 class DescribedCpuTimes(StepCpuTimes):
-    """Of a simulated node: its steps cost what its description says, and not what they cost the
-    machine that simulates it. ``add`` is the only source."""
+    """For a simulated node: the cost of steps comes from its description, not from the machine that
+    simulates it. ``add`` is the only source."""
 
     @contextmanager
     def scheduling(self) -> Iterator[None]:

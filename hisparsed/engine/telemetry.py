@@ -5,8 +5,8 @@ and keeps no reference to them. ``ClientStats`` keeps the daemon's own calls out
 of vLLM's metrics too.
 
 ``HiSparseStats`` are vLLM's own counters of hot buffers, which its workers sample once in 2,000
-steps. They are kept with the time of the last sample: an old sample says that nothing is known
-since, never that nothing happened.
+steps. They are kept with the time of the last sample: an old sample means that nothing is known
+since then, not that nothing happened.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ClientStats(OutputProcessor):  # type: ignore[misc]
 
     @classmethod
     def of(cls, processor: OutputProcessor, own: Collection[str]) -> None:
-        """Make ``processor``, which vLLM made, one of these."""
+        """Change the class of vLLM's ``processor`` to this one."""
         processor.__class__ = cls
         processor.own = own
 
@@ -138,7 +138,7 @@ class HisparsedStatLogger(StatLoggerBase):  # type: ignore[misc]
         self._itl_count += len(iteration_stats.inter_token_latencies_iter)
 
     def log_engine_initialized(self) -> None:
-        """vLLM's own logger announces the engine."""
+        """vLLM's own logger logs the start of the engine."""
 
     def counters(self) -> ServingCounters:
         """The sums so far. Every prompt token is one prefix query, as vLLM counts them."""

@@ -69,11 +69,11 @@ def request_curves(
     row_of: Sequence[tuple[str, int]],
     begun: Callable[[int, int], tuple[int, int]],
 ) -> dict[str, RowCurve]:
-    """(hot rows of one group, rows loaded a step over all groups) by request.
+    """(hot rows of one group, rows loaded per step over all groups) by request.
 
-    ``states``: one an index group. ``row_of``: requests and their state rows. ``begun(group,
-    row)``: step and distinct rows when the request began there or its size last changed.
-    Requests without enough sampled steps are omitted.
+    ``states``: one per index group. ``row_of``: requests and their state rows. ``begun(group,
+    row)``: step and distinct rows when the request began there or its size last changed. Requests
+    without enough sampled steps are omitted.
     """
     distinct = [state.counters[:, DISTINCT].sum(dim=1).tolist() for state in states]
     steps = [state.step.tolist() for state in states]

@@ -1,14 +1,14 @@
 """Families of sessions that share prompts, and parts of a trace that keep them whole.
 
-A part of a node serves a part of the traffic. If sessions are drawn one by one, most of what two
-of them share is lost: in recorded chat each turn is a session of its own. So families are drawn.
-Two sessions are of one family if they share more than a *common beginning*, a block that so many
-sessions have that each part has enough of them anyway (a system prompt).
+A part of a node serves a part of the traffic. If sessions are drawn one by one, most of what two of
+them share is lost: in recorded chat each turn is a separate session. Therefore families are drawn.
+Two sessions belong to one family if they share more than a *common beginning*, a block that occurs
+in so many sessions that each part has enough of them anyway (a system prompt).
 
-Families differ in size, and a large one is more than its part's share for as long as it lasts. So
-they are not drawn at random: the largest are placed first, each where it leaves the parts most
-equal in tokens, new blocks, answers and calls, over minutes and over longer spans, and small ones
-fill what is left. The cost is n log n in sessions. Pure; equal seeds give equal parts.
+Families differ in size, and a large one is more than its part's share for as long as it lasts.
+Therefore they are not drawn at random: the largest are placed first, each where it leaves the parts
+most equal in tokens, new blocks, answers and calls, over minutes and over longer spans, and small
+ones fill what is left. The cost is n log n in sessions. Pure; equal seeds give equal parts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hisparsed.replay.trace import Call, Session, block_ids
 COMMON_SHARE = 0.01
 """A block that more sessions have begins too many of them to keep them in one part."""
 COMMON_SESSIONS = 64
-"""But at least so many: a conversation is no common beginning of a short trace. The longest of
+"""At least this many: in a short trace a conversation is not a common beginning. The longest of
 12,031 recorded chat calls has 43."""
 _SPAN_S = 60.0
-"""Parts are compared over spans of so long, twice, four times, and so on."""
+"""Parts are compared over spans of this length, twice, four times, and so on."""
 
 Family = tuple[int, ...]
 """Places of its sessions in the trace, ascending."""
