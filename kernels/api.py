@@ -181,9 +181,9 @@ def reserve(state: ResolverState, rows: int, topk: int) -> None:
 def raise_errors(device: torch.device) -> None:
     """Raise what ``resolve`` and ``gather`` met on ``device`` since the last call, once.
 
-    Only the Triton backend keeps errors: raising at once would make every step wait for the
-    GPU. Its kernels stay inside their tables anyway: what they refuse comes out as -1 or
-    is not copied. Waits for the device. Raises as ``resolve`` and ``gather`` do.
+    Only the Triton backend keeps errors: raising at once would make every step wait for the GPU.
+    Its kernels stay inside their tables anyway: refused entries become -1 or are not copied. Waits
+    for the device. Raises as ``resolve`` and ``gather`` do.
     """
     if device.type == "cuda" and pick("auto", device) == "triton":
         from hisparsed.kernels.triton_errors import raise_latched

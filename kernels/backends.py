@@ -1,6 +1,6 @@
-"""Which backend serves a device: by name, or ``auto`` for the fastest that is there.
+"""Chooses the backend for a device: by name, or ``auto`` for the fastest one available.
 
-The choice is made once a process and logged with its reason; nothing is computed here.
+The choice is made once per process and logged with its reason; nothing is computed here.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 def pick(backend: Backend, device: torch.device) -> Name:
     """The backend to run on ``device``.
 
-    Raises ``ValueError`` for a name or a device that does not fit, ``RuntimeError`` for a
-    backend that is not there: C++ that was not built, Triton that is not installed.
+    Raises ``ValueError`` for a name or a device that does not fit, ``RuntimeError`` for a backend
+    that is not available: C++ that was not built, Triton that is not installed.
     """
     if backend == "torch":
         return "torch"

@@ -13,7 +13,7 @@ import torch
 from hisparsed.kernels.state_bank import StateBank
 
 _ROWS_AT_ONCE = 4
-"""Bounds the temporary memory: some 8 words a slot and group."""
+"""Bounds the temporary memory: about 8 words per slot and group."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class SlotMoves:
 
 
 def shrink(bank: StateBank, rows: torch.Tensor, capacities: torch.Tensor) -> tuple[SlotMoves, ...]:
-    """Shrink state rows in every group; what has no more than its new capacity stays as it is.
+    """Shrink state rows in every group; rows with at most their new capacity stay unchanged.
 
     ``rows`` int64 [n], distinct; ``capacities`` int32 [n], the same in all groups. Returns the
     moves of each group. Carry them out on every layer of the group before blocks beyond
@@ -80,7 +80,7 @@ def _shrink_some(
 
 
 def _rank(marked: torch.Tensor) -> torch.Tensor:
-    """How many marked slots lie below each marked one; the width for slots that are not."""
+    """The number of marked slots below each marked one; the width for slots that are not."""
     return torch.where(marked, marked.long().cumsum(-1) - 1, marked.shape[-1])
 
 

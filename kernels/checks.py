@@ -1,7 +1,7 @@
 """Shapes, dtypes and devices of what callers pass; the backends trust them afterwards.
 
-Each error names the argument, what it is and the expected value. Values are the backends' to
-check, since that costs a read of the data.
+Each error names the argument, what it is and the expected value. The backends check values, since
+that needs a read of the data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The miss curve of one state row: what a smaller or a larger hot buffer would miss.
+"""The miss curve of one state row: the misses of a smaller or a larger hot buffer.
 
 Below the current capacity it is exact (octiles); above it is an estimate (ghosts). Reads
 counters only, decides nothing.
@@ -48,8 +48,8 @@ def miss_ratio_curve(state: ResolverState, row: int) -> MissCurve | None:
 def pooled_miss_curve(states: Sequence[ResolverState]) -> MissCurve | None:
     """One curve of all rows of ``states`` that have the capacity most samples were taken at.
 
-    What the next request may expect. The states share ``max_capacity``; ``None`` before the
-    first sample. Copies a few words a row from the device.
+    It is the expectation for the next request. The states share ``max_capacity``; ``None`` before
+    the first sample. Copies a few words per row from the device.
     """
     samples: Counter[int] = Counter()
     for state in states:
@@ -75,8 +75,8 @@ def request_miss_curves(
 ) -> list[MissCurve | None]:
     """A curve for each of ``rows``, pooled over ``states`` (the index groups of one engine).
 
-    Each as ``miss_ratio_curve`` says, weighted by what each group selected; ``None`` also where
-    the groups' capacities differ. Copies a few words a row from the device.
+    Each as ``miss_ratio_curve`` says, weighted by what each group selected; ``None`` also where the
+    groups' capacities differ. Copies a few words per row from the device.
     """
     capacities = [state.capacity.tolist() for state in states]
     octiles = torch.stack([state.octile for state in states]).sum(dim=0).tolist()
@@ -109,7 +109,7 @@ def _curve(
 
 
 def _above(bins: list[int], max_capacity: int, capacity: int, now: float) -> dict[int, float]:
-    """Estimates beyond the capacity: the exact ratio, scaled by what the ghosts say."""
+    """Estimates beyond the capacity: the exact ratio, scaled by the ghosts."""
 
     def deeper(first_bin: float) -> float:
         whole = int(first_bin)

@@ -1,4 +1,4 @@
-"""Addresses: how a row number becomes a place in the slab and in the host pool.
+"""Addresses: from a row number to its place in the slab and in the host pool.
 
 Numbers only, checked once when a node starts. Knows no tensors and no requests.
 """
@@ -16,7 +16,7 @@ class Geometry:
 
     A physical row is ``block * block_size + offset``; its attention index is ``block *
     attention_block_stride + offset``. Block ids of 0 or less are null everywhere.
-    ``resident_by_state`` says that the resident table has one row a state row (vLLM's layout)
+    ``resident_by_state`` says that the resident table has one row per state row (vLLM's layout)
     instead of one per request. Raises ``ValueError`` on impossible sizes.
     """
 

@@ -1,4 +1,4 @@
-"""What the backends say about values that they refuse: one wording for all backends.
+"""Error texts for values that backends refuse: the same for all backends.
 
 Shapes and dtypes are in ``checks``; these need the data, so each backend looks where it reads.
 """

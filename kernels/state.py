@@ -1,4 +1,4 @@
-"""What the resolver remembers between steps: one struct of arrays that every backend shares.
+"""The resolver's state between steps: one struct of arrays that every backend shares.
 
 All arrays are allocated once, on one device. Nothing here decides anything: ``resolve`` and
 ``upkeep`` write these arrays, ``curve`` reads them.
@@ -64,7 +64,7 @@ class ResolverState:
     the last bin is deeper or never seen."""
     clock: torch.Tensor
     """int32 [1]: steps begun with ``begin_step``. All rows of a step are sampled or none, in every
-    call of the step; who never begins a step has every step sampled."""
+    call of the step; without ``begin_step`` every step is sampled."""
 
     def __post_init__(self) -> None:
         states = self.capacity.shape[0]
@@ -78,7 +78,7 @@ class ResolverState:
                 )
 
     def _layout(self) -> dict[str, tuple[Any, ...]]:
-        """Dtype and what follows the state rows of each array's shape."""
+        """Dtype and the dimensions after the state rows of each array."""
         return {
             "slot_pos": (torch.int32, self.max_capacity),
             "slot_stamp": (torch.int32, self.max_capacity),

@@ -38,7 +38,7 @@ class StateBank:
     states: tuple[ResolverState, ...]
     arrays: dict[str, torch.Tensor]
     retired: torch.Tensor
-    """int64 [G, 6]: counters of owners that have gone, so that totals never go back."""
+    """int64 [G, 6]: counters of former owners, so that totals never decrease."""
     clock: torch.Tensor
     """int32 [1]: the clock of every state."""
 
@@ -171,7 +171,8 @@ def state_bytes(
 ) -> tuple[int, int]:
     """Device memory of a bank, and of the Triton backend's workspace for steps of ``rows`` rows.
 
-    Only the second grows with ``max_positions``, by a bit and a count a position and state row.
+    Only the second grows with ``max_positions``, by one bit and one count per position and state
+    row.
     """
     ghosts = -(-max_capacity // ghost_every)
     row = 8 * max_capacity + 4 * ghosts + 8 * (8 + 6 + 17 + 1) + 8

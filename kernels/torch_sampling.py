@@ -1,4 +1,4 @@
-"""Octiles and ghosts of the torch backend: what the miss curve is made of.
+"""Octiles and ghosts of the torch backend, from which the miss curve is made.
 
 Reads the state as it was before the step stamped anything; writes only the sample arrays.
 """

@@ -1,4 +1,4 @@
-"""The Triton backend: lines up the launches of a step and of a gather, and nothing else.
+"""The Triton backend: prepares the launches of a step and of a gather.
 
 For CUDA tensors; for CPU tensors where Triton interprets (TRITON_INTERPRET=1 before its import).
 Both run in place on the caller's tensors. Grids and arguments depend on shapes only and nothing
@@ -31,7 +31,7 @@ INTERPRETED = not isinstance(plan, triton.runtime.JITFunction)
 _TURN = 2048
 """Top-k positions, words or slots that a plan looks at in one turn."""
 _PART_CELLS = 256
-"""Top-k positions of one program of the second kernel: eight of a row, one an octile."""
+"""Top-k positions of one program of the second kernel: eight per row, one per octile."""
 _PART_SLOTS = 1024
 _CHUNK = 256
 """Rows, blocks or ghosts that a program looks at in one turn."""
@@ -43,9 +43,8 @@ _PROGRAMS_INTERPRETED = 3
 def resolve(state: ResolverState, step: Step, out: Resolution) -> None:
     """See ``hisparsed.kernels.api.resolve``; shapes and types are checked there.
 
-    On a GPU wrong values do not raise: requests that they concern come out as -1 (but for what is
-    resident, where only their hot buffer is wrong) and write no state, and the error waits for
-    ``raise_errors``.
+    On a GPU wrong values do not raise: their requests get -1 (except for resident pages, if only
+    their hot buffer is wrong) and write no state, and the error waits for ``raise_errors``.
     """
     _run(resolve_launches(state, step, out), state.device)
     _raise_on_cpu(state.device)

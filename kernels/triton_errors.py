@@ -1,4 +1,4 @@
-"""What the Triton kernels found wrong: one latch a device, and its figures in words.
+"""Errors of the Triton kernels: one latch per device, and its figures in words.
 
 A kernel cannot raise, and asking it after every step would stop the stream, so on a GPU the first
 error waits here until it is read.

@@ -88,7 +88,7 @@ def finalise(
     tallies = tally + first * TALLIES
     found = tl.load(physical_rows + cell, mask=inside, other=NOWHERE)
     backed = found == BACKED
-    # A request that was refused has no place for what is not resident.
+    # A refused request has no place for rows that are not resident.
     physical = tl.where(backed, NOWHERE, found)
     missed = inside & (column < 0)
     taken = 0

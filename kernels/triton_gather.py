@@ -43,7 +43,8 @@ def gather_rows(
     """Program ``p`` of ``n`` copies entries ``p * entries`` onwards of every ``n * entries``.
 
     ``layer_offsets`` int64 [2, layers] counts words: host, then slab. Entries outside the memory
-    are omitted on every layer and latched, and so are all of a row whose count cannot be.
+    are omitted on every layer and latched, and so are all entries of a row with an impossible
+    count.
     """
     if word_bytes == 4:
         host = host.to(tl.pointer_type(tl.int32), bitcast=True)

@@ -1,4 +1,4 @@
-"""What the Triton kernels share: the decorator, words of the workspace, bit and error helpers.
+"""Shared by the Triton kernels: the decorator, words of the workspace, bit and error helpers.
 
 Importing this imports Triton, which reads TRITON_INTERPRET then: only the Triton modules do.
 """
@@ -62,7 +62,7 @@ SAMPLED = tl.constexpr(3)
 # got no slot is -1 less its rank among the misses.
 LOADED = tl.constexpr(1 << 15)
 
-# What the error latch may say; the figures that follow are in triton_errors.
+# The codes of the error latch; the figures that follow are in triton_errors.
 REQUEST_OUTSIDE = tl.constexpr(1)
 STATE_OUTSIDE = tl.constexpr(2)
 STATE_TWICE = tl.constexpr(3)
@@ -151,7 +151,7 @@ def latch_error(
     fourth: tl.tensor,
     fifth: tl.tensor,
 ) -> None:
-    """Keep the first error since the host last looked; a full latch keeps what it has."""
+    """Keep the first error since the host last read the latch; later ones are dropped."""
     if tl.atomic_cas(latch, tl.full((), 0, tl.int64), tl.full((), code, tl.int64)) == 0:
         tl.store(latch + 1, first)
         tl.store(latch + 2, second)

@@ -1,4 +1,5 @@
-"""``python -m hisparsed.kernels.triton_report [--json] [--sm 100]``: what the kernels cost an SM.
+"""``python -m hisparsed.kernels.triton_report [--json] [--sm 100]``: the resources that the kernels
+use on an SM.
 
 Compiles every Triton kernel for sm_90 (or another) as the launcher would, with no GPU, and reads
 registers, stack and shared memory from the machine code. Says nothing about time.
@@ -96,7 +97,7 @@ def row_gather() -> Launch:
 
 
 def resources(launch: Launch, target: GPUTarget) -> dict[str, Any]:
-    """Compile one launch for ``target``; registers a thread, bytes of stack and shared memory.
+    """Compile one launch for ``target``; registers per thread, bytes of stack and shared memory.
 
     Raises ``RuntimeError`` where the tool that reads machine code does not run.
     """
@@ -112,7 +113,8 @@ def resources(launch: Launch, target: GPUTarget) -> dict[str, Any]:
 
 
 def _source(launch: Launch) -> Any:
-    """What the launcher would specialise on: types, 16-byte alignment, and numbers that are 1."""
+    """The properties that the launcher would specialise on: types, 16-byte alignment, and numbers
+    that are 1."""
     signature: dict[str, str] = {}
     constants: dict[str, int] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}

@@ -1,4 +1,4 @@
-"""Octiles and ghosts of the Triton backend: what the miss curve is made of.
+"""Octiles and ghosts of the Triton backend, from which the miss curve is made.
 
 Ghosts move while a run is planned. Octiles are counted by the programs of the kernel after it,
 side by side, from a copy of the slots as they were before the step.

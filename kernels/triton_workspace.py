@@ -1,4 +1,4 @@
-"""Scratch memory of the Triton backend: one workspace a device, shared by all states on it.
+"""Scratch memory of the Triton backend: one workspace per device, shared by all states on it.
 
 Nothing in it outlives a step: every word that a step reads it has written itself, so a step that
 broke off, or one of another index group, leaves nothing that matters.
@@ -30,7 +30,7 @@ class Workspace:
     """
 
     first_row: torch.Tensor
-    """[R]: first row of the run of a row, -1 for padding and for what was refused."""
+    """[R]: first row of the run of a row, -1 for padding and for refused rows."""
     spills: torch.Tensor
     """[R]: misses beyond the capacity, at the first row of a run."""
     tally: torch.Tensor

@@ -1,8 +1,8 @@
-"""What can never start on a CUDA node, each with the reason and the expected value.
+"""Configurations that can never start on a CUDA node, each with the reason and the expected value.
 
-Pure: the node's document, the model's facts and the machine's in, sentences out, before anything
-is taken. vLLM finds most of these too, some only after minutes of loading weights. Not here: what
-may or may not work; the doctor warns of that.
+Pure: the node's document, the model's facts and the machine's in, sentences out, before anything is
+taken. vLLM finds most of these too, some only after minutes of loading weights. The doctor warns of
+configurations that may not work.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ NIXL_ARGS = {
         "node's; remove it, and such a prompt is computed here"
     ),
 }
-"""What NixlConnector takes and a decode node with HiSparse cannot do."""
+"""Options of NixlConnector that a decode node with HiSparse does not support."""
 SIDE_CHANNEL = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "host", "VLLM_NIXL_SIDE_CHANNEL_PORT": "port"}
 """Variables that say where NixlConnector listens, by keys of ``disaggregation``."""
 _FULL = ("FULL", "2")
@@ -219,7 +219,7 @@ def _rows_from(config: NodeConfig) -> str:
 
 
 def largest_pool(available_bytes: int) -> int:
-    """What vLLM takes at most of the memory that is free, for all ranks together."""
+    """The largest part of the free memory that vLLM takes, for all ranks together."""
     return int(available_bytes * HOST_SHARE)
 
 

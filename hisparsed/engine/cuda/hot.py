@@ -22,8 +22,8 @@ _DOUBT = "hisparsed_doubt_hot"
 class CudaHot:
     """``executor``: any of vLLM's, whose workers have ``HotExtension``.
 
-    Worker calls have no time limit: a late reply would be taken for the next call's. What a call
-    does is bounded instead, and vLLM sees a dead worker itself.
+    Worker calls have no time limit: a late reply would be taken for the next call's. The work of a
+    call is bounded instead, and vLLM notices a dead worker itself.
     """
 
     def __init__(self, executor: Any) -> None:

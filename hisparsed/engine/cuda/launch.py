@@ -48,7 +48,7 @@ def decode_query_len(config: NodeConfig) -> int:
 
 
 def served_names(config: NodeConfig) -> tuple[str, ...]:
-    """What clients may ask for: every ``served_model_name``, else the model."""
+    """The model names that clients may ask for: every ``served_model_name``, else the model."""
     if config.model == model_config.TINY_MODEL:
         return (model_config.TINY_MODEL,)
     names = config.engine_args.get("served_model_name") or config.model
@@ -56,9 +56,9 @@ def served_names(config: NodeConfig) -> tuple[str, ...]:
 
 
 def asked_multiplier(config: NodeConfig, policy: HotPolicy) -> float:
-    """vLLM's kernels know one size, so what the policy starts with; ours change it live.
+    """vLLM's kernels have one size, the policy's start value; hisparsed's change it live.
 
-    ``auto`` is vLLM's until ours are proved: see ``proved_multiplier``.
+    ``auto`` is vLLM's until hisparsed's are proved: see ``proved_multiplier``.
     """
     if config.cuda.kernels == "hisparsed":
         return policy.highest_multiplier(decode_query_len(config))
@@ -66,7 +66,8 @@ def asked_multiplier(config: NodeConfig, policy: HotPolicy) -> float:
 
 
 def proved_multiplier(config: NodeConfig, policy: HotPolicy) -> float | None:
-    """What is asked for instead once ours are proved; ``None`` where nothing is to be proved."""
+    """The multiplier instead of it once hisparsed's kernels are proved; ``None`` where nothing is
+    to be proved."""
     if config.cuda.kernels != "auto":
         return None
     return policy.highest_multiplier(decode_query_len(config))
@@ -89,7 +90,7 @@ def start_problems(
     max_multiplier: float,
     environ: Mapping[str, str],
 ) -> list[str]:
-    """What can never start however large the machine's memory is, each with the expected value."""
+    """Configurations that can never start on any machine, each with the expected value."""
     problems = [
         *checks.argument_problems(config),
         *checks.environment_problems(environ),
@@ -145,7 +146,8 @@ def config_facts(model_config: Any) -> ModelFacts:
 
 
 def read_machine_facts(*, on_unreadable: Callable[[str], None] = log_unreadable) -> MachineFacts:
-    """What this machine has free now; ``on_unreadable`` gets what the driver does not say."""
+    """The free memory of this machine now; ``on_unreadable`` gets the values that the driver does
+    not report."""
     reader = GpuReader(nvidia_library(), os.environ, on_unreadable=on_unreadable)
     try:
         gpus = reader.read()
@@ -191,7 +193,8 @@ def vllm_config(config: NodeConfig, *, max_multiplier: float) -> Any:
 
 
 def engine_arguments(config: NodeConfig) -> dict[str, Any]:
-    """All engine arguments, the operator's and ours; ``None`` of ours is left to vLLM."""
+    """All engine arguments, the operator's and hisparsed's; a ``None`` of hisparsed is left to
+    vLLM."""
     cuda = config.cuda
     ours: dict[str, Any] = {
         "model": config.model,

@@ -1,4 +1,4 @@
-"""What a model's ``config.json`` says about its KV, and the config of the tiny model.
+"""The facts in a model's ``config.json`` about its KV, and the config of the tiny model.
 
 ``ModelFacts`` are facts only, with the bytes that follow from them; they are read without vLLM
 where the model is a local folder. What is impossible with them is in ``checks``.
@@ -128,7 +128,7 @@ def _leads(text: Mapping[str, Any], layer: int) -> bool:
 
 
 TINY_MODEL = "hisparsed-tiny-dsa"
-"""What stands as ``model`` in the node's document, and what clients ask for."""
+"""The ``model`` in the node's document, and the name that clients ask for."""
 TINY_MAX_POSITIONS = 32_768
 TINY_ENGINE_ARGS: dict[str, object] = {"load_format": "dummy"}
 """Engine arguments that go with it."""

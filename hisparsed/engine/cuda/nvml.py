@@ -129,7 +129,7 @@ class GpuReader:
         self._open = False
         self._reported: set[tuple[int | None, str]] = set()
         self._known: dict[int, GpuReading] = {}
-        """What never changes, and which GPUs there were: a lost one is not forgotten."""
+        """Values that never change, and all GPUs seen so far, so that a lost one is noticed."""
 
     def driver(self) -> str | None:
         """The driver's version; ``None`` where there is no driver."""

@@ -1,14 +1,14 @@
 """The offload pool on the CUDA node: lent chunks in the pinned HiSparse pool.
 
-``CudaOffloadingSpec`` is named in ``spec_name``; vLLM builds one in the scheduler and one in
-every GPU worker. The scheduler's manager is that of every node. The worker finds the pool that
-vLLM's HiSparse worker has pinned, and keeps addresses only: a tensor of ours would keep the
-shared mapping open at shutdown. Nothing here allocates, maps or pins memory.
+``CudaOffloadingSpec`` is named in ``spec_name``; vLLM builds one in the scheduler and one in every
+GPU worker. The scheduler's manager is that of every node. The worker finds the pool that vLLM's
+HiSparse worker has pinned, and keeps addresses only: a tensor here would keep the shared mapping
+open at shutdown. Nothing here allocates, maps or pins memory.
 
-There is one ``CudaChunkWorker`` a rank. Where all ranks map one pool, the rank that writes it
-for HiSparse stores and every other acknowledges; all ranks load. vLLM counts acknowledgements: a
-chunk can be loaded once every rank has reported its store, so no rank reads before the writer's
-copy has ended. A job that cannot be copied raises: vLLM has no failed jobs.
+There is one ``CudaChunkWorker`` per rank. Where all ranks map one pool, the rank that writes it for
+HiSparse stores and every other acknowledges; all ranks load. vLLM counts acknowledgements: a chunk
+can be loaded once every rank has reported its store, so no rank reads before the writer's copy has
+ended. A job that cannot be copied raises: vLLM has no failed jobs.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class CudaChunkWorker(OffloadingWorker):  # type: ignore[misc]
         ranges = self._ranges_of(job_id, chunks=src_spec, pages=dst_spec)
         lane, jobs = (lanes.expedited, self._expedited) if expedited else (lanes.load, self._loads)
         copy = lane.submit(ranges.host, ranges.device, ranges.lengths)
-        # Ranks of one pool load the same chunk each; vLLM adds up what they tell.
+        # Ranks of one pool load the same chunk each; vLLM adds up their reports.
         jobs.append(_Job(job_id, ranges.total_bytes if self._writes else None, copy))
         return True
 

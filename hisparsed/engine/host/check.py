@@ -2,10 +2,10 @@
 
 ``LedgerReader`` reads the ledger's state from vLLM's live objects: counters cost a few
 microseconds, blocks about one each, and their owners need a walk over all requests. Every report
-checks the counters and a bounded slice of blocks, so the whole pool is walked once in a while at no
-cost that shows. A violation freezes the ledger where it is: requests are served on, no block
-changes its tenant. Only ``clear`` ends that, and only when a check of everything finds nothing.
-``invariants`` has the rules. Engine thread only.
+checks the counters and a bounded slice of blocks, so the whole pool is checked over time at a
+negligible cost. A violation freezes the ledger: requests are still served, but no block changes its
+tenant. Only ``clear`` ends the freeze, and only if a full check finds nothing. ``invariants`` has
+the rules. Engine thread only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hisparsed.policy.signals import LedgerViolation
 class LedgerReader:
     """``coordinator`` is vLLM's HiSparse coordinator; without it owners are not counted.
 
-    ``freed_later`` gives blocks of any pool that finished calls hold until a step has ended.
+    ``freed_later`` returns blocks of any pool that finished calls hold until a step has ended.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class LedgerReader:
         return LedgerSnapshot(self.counts())
 
     def of_blocks(self, first: int, cost: int) -> tuple[LedgerSnapshot, int]:
-        """A few blocks from ``first`` on, lent ones weighing their slots; and the next to
-        look at. Blocks of HiSparse that are plainly sound are looked at and omitted."""
+        """A few blocks from ``first`` on, in which a lent block counts as its slots, and the next
+        block to check. Blocks of HiSparse that are obviously sound are omitted."""
         facts: list[BlockFacts] = []
         is_lent, is_reserved = self._offload.holds, self._ledger.is_reserved
         weight = self._offload.layout.chunks_per_block
@@ -118,7 +118,7 @@ class LedgerReader:
         )
 
     def _owners(self) -> Counter[int]:
-        """References to host blocks by everybody in vLLM who can hold one."""
+        """References to host blocks from all parts of vLLM that can hold one."""
         coordinator = self._coordinator
         held: Counter[int] = Counter()
 
@@ -144,13 +144,13 @@ class LedgerReader:
 
 
 _SLICE_COST = 64
-"""Weight of the blocks of one look; about 25 microseconds."""
+"""Weight of the blocks of one check; about 25 microseconds."""
 _KEPT = 8
 """Violations that are kept for the report; the count continues."""
 
 
 class LedgerWatch:
-    """One engine's. ``total`` counts violations, each once while it lasts; never goes back."""
+    """For one engine. ``total`` counts violations, each once while it lasts; it never decreases."""
 
     def __init__(self, ledger: HostLedger, reader: LedgerReader) -> None:
         self._ledger = ledger
@@ -180,7 +180,7 @@ class LedgerWatch:
             )
 
     def clear(self) -> None:
-        """End the freeze if everything is sound now. Raises ``ValueError`` when it is not."""
+        """End the freeze if the ledger is sound now. Raises ``ValueError`` when it is not."""
         found = violations(self._reader.of_everything())
         if found:
             self._judge(found)

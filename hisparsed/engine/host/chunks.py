@@ -1,12 +1,12 @@
-"""How indexer chunks lie inside lent host blocks, and which of their slots are free: pure.
+"""The layout of indexer chunks in lent host blocks, and their free slots. Pure.
 
-A HiSparse host block is one slice a layer, and the slices are not neighbours in memory. Laid
-end to end they form the block's logical bytes; chunks are packed into those from the start,
-so a chunk is a few pieces, each inside one layer's slice. Both the scheduler's ledger and
-the workers that copy derive everything from this one description.
+A HiSparse host block has one slice per layer, and the slices are not contiguous. End to end they
+form the block's logical bytes; chunks are packed into those from the start, so a chunk is a few
+pieces, each inside one layer's slice. Both the scheduler's ledger and the workers that copy derive
+everything from this one description.
 
-Free slots are kept by block, every step O(1). Blocks that are partly filled are filled up first,
-so that whole blocks stay free and a recall finds them.
+Free slots are kept by block, every step O(1). Partly filled blocks are filled first, so that whole
+blocks stay free for a recall.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def _pieces(layout: ChunkLayout, slot: int) -> tuple[Piece, ...]:
 
 
 def chunk_layout(config: Any, source_group: int, copies: int = 1) -> ChunkLayout:
-    """How the indexer group's chunks, all ``copies`` of one side by side, lie in blocks of the
-    HiSparse source group before it."""
+    """The layout of the indexer group's chunks, with all ``copies`` of a chunk next to each other,
+    in blocks of the HiSparse source group before it."""
     source = config.kv_cache_groups[source_group]
     indexer = config.kv_cache_groups[source_group + 1]
     layers = len(source.layer_names)
@@ -142,7 +142,7 @@ class FreeSlots:
         return slot
 
     def put(self, block: int, slot: int) -> None:
-        """A slot of ``block`` is free again, and among the next to be taken."""
+        """A slot of ``block`` is free again, and one of the next to be used."""
         self._by_block.setdefault(block, []).append(slot)
         self._count += 1
 

@@ -1,4 +1,5 @@
-"""Ghost lists: what a pool evicted, and what more capacity would have served. Pure data.
+"""Ghost lists: the blocks that a pool evicted, and the tokens that more capacity would have served.
+Pure data.
 
 Only blocks whose name hashes below a threshold are followed, so memory is fixed and small
 (SHARDS: Waldspurger, Park, Garthwaite and Ahmad, "Efficient MRC Construction with SHARDS",
@@ -16,12 +17,12 @@ from zlib import crc32
 
 
 class GhostList:
-    """Evicted blocks of one LRU pool, the last evicted on top.
+    """Evicted blocks of one LRU pool, the latest on top.
 
-    A block that lies ``n`` deep would still be in the pool if it had ``n`` entries more, as
-    long as what comes back is ``restored``. ``sample_rate`` of all hashes are followed, at
-    most ``max_entries`` of them; the oldest fall off. ``entries_per_block`` of the pool's
-    entries fit into one host block.
+    A block at depth ``n`` would still be in the pool if the pool had ``n`` more entries, as long as
+    blocks that return are ``restored``. ``sample_rate`` of all hashes are followed, at most
+    ``max_entries`` of them; the oldest fall off. ``entries_per_block`` of the pool's entries fit
+    into one host block.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class GhostList:
 
     def samples(self, block_hash: bytes) -> bool:
         """Whether this hash is followed; the same answer in every list of this rate."""
-        # A checksum, as a simulation names blocks in ways that are not spread evenly.
+        # A checksum, because names of blocks in a simulation are not evenly distributed.
         return crc32(block_hash) < self._threshold
 
     def sampled(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
@@ -78,7 +79,7 @@ class GhostList:
             self._add(slot, -1)
 
     def extra_blocks(self, block_hash: bytes) -> int | None:
-        """Host blocks more with which the pool would still hold the block.
+        """Additional host blocks with which the pool would still hold the block.
 
         ``None`` where the block is not followed, or was never evicted or too long ago.
         """
@@ -132,11 +133,10 @@ Holds = Callable[[bytes], bool]
 class PrefixGhosts:
     """Tokens that either pool would have served with more blocks, where the other held its part.
 
-    A prefix is served up to its first block that a pool lacks, so what counts of a block is
-    the largest need of any block before it; and a block that the other pool lacks ends it,
-    since blocks can only move between the two. ``edges`` are the capacities, in host blocks
-    more, at which tokens are counted; ``offload_edges`` those of the offload pool where they
-    differ.
+    A prefix is served up to its first block that a pool lacks, so the need of a block is the
+    largest need of any block up to it. A block that the other pool lacks ends the prefix, since
+    blocks only move between the two. ``edges`` are the capacities, in additional host blocks, at
+    which tokens are counted; ``offload_edges`` those of the offload pool where they differ.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Ghost lists of a running engine: vLLM's two pools report what they evict and restore.
 
 Sizes them for the steps that policies take, asks vLLM's caches at each arrival, and fills the
-report. How ghosts are counted is in ``ghost_list``; what they mean for the split is the
-policy's.
+report. ``ghost_list`` counts ghosts; the policy decides what they mean for the split.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ interpolated.
 MAX_ENTRIES = 4096
 """Blocks that one list follows: about 1.5 MiB of the engine process for both."""
 _HEADROOM = 1.25
-"""A sample of hashes may be larger than its rate says."""
+"""The actual sample of hashes may be larger than its rate."""
 
 
 def step_edges(budget_blocks: int) -> tuple[int, ...]:
@@ -86,7 +85,7 @@ class PoolGhosts:
         self._indexer_group = indexer_group
 
     def arrived(self, request: Any) -> None:
-        """A call came; nothing of its prefix may have been brought back yet."""
+        """A call arrived; call this before any part of its prefix is restored."""
         # The last token is always computed, so a block that ends with it serves nothing.
         usable = (int(request.num_tokens) - 1) // self._block_tokens
         self._ghosts.looked_up(

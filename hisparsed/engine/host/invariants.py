@@ -1,8 +1,7 @@
 """The invariants of the host ledger: one pure function from a snapshot to violations.
 
-Tests, fuzzing and the running engine use the same rules; the engine gives snapshots of
-counters only, or of a few blocks, where tests give whole ones. How a snapshot is taken from
-vLLM's objects is not here.
+Tests, fuzzing and the running engine use the same rules; the engine passes in snapshots of counters
+only, or of a few blocks, and tests whole ones. ``check`` takes the snapshots from vLLM's objects.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from hisparsed.policy.signals import LedgerViolation
 
 
 class Tenant(StrEnum):
-    """Whose a host block is."""
+    """The tenant of a host block."""
 
     HISPARSE = "hisparse"
     OFFLOAD = "offload"
@@ -91,7 +90,7 @@ class BlockFacts:
     chunks: tuple[int | None, ...]
     """Reference counts of its chunks; ``None`` for one that the cache does not know."""
     is_empty: bool = False
-    """Whether the offload pool would give it back without looking for chunks."""
+    """Whether the offload pool would return it without a search for chunks."""
     owners: int | None = None
     """References that requests and transfers account for; ``None`` where not counted."""
 

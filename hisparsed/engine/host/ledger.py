@@ -1,10 +1,10 @@
 """The host ledger: which host blocks HiSparse uses, which are lent, which are in reserve.
 
-Memory is pinned once, as HiSparse's host pool; a move is bookkeeping. Every block has one
-tenant: hisparse, offload (lent) or reserve (no pool). Blocks are taken from HiSparse idle
-(free ones, then least recently used prefixes), never in use; what cannot be taken yet is
-*pending*. A block that comes back from the offload pool with transfers in flight is
-*draining* until they end. Runs on the engine thread, between scheduling passes only.
+Memory is pinned once, as HiSparse's host pool; a move is bookkeeping. Every block has one tenant:
+hisparse, offload (lent) or reserve (no pool). Only idle blocks are taken from HiSparse (free ones,
+then least recently used prefixes); those that cannot be taken yet are *pending*. A block that
+returns from the offload pool with transfers in flight is *draining* until they end. Runs on the
+engine thread, between scheduling passes only.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class HostLedger:
     def set_reserve_target(self, blocks: int) -> int:
         """Ask for ``blocks`` for the reserve; bounded by the floor.
 
-        A reserve that leaves the offload target no room lowers it.
+        A reserve that leaves too little for the offload target lowers the target.
         """
         if blocks < 0:
             raise ValueError(f"reserve target must not be negative, got {blocks}")
@@ -112,7 +112,7 @@ class HostLedger:
 
     @property
     def held_blocks(self) -> int:
-        """Blocks that are not HiSparse's, draining ones included."""
+        """Blocks of other tenants than HiSparse, draining ones included."""
         return self._borrower.lent_blocks + len(self._reserve)
 
     def is_reserved(self, block: int) -> bool:
@@ -132,9 +132,9 @@ class HostLedger:
     def advance(self, head_need_blocks: int, most: int | None = None) -> int:
         """Take one step towards the targets; returns blocks taken from HiSparse, net.
 
-        What is beyond a target comes back first. ``head_need_blocks``: host blocks that the
-        head of the waiting queue needs; that many stay free. ``most`` bounds the blocks that
-        are taken or recalled in this step.
+        Blocks beyond a target return first. ``head_need_blocks``: host blocks that the head of the
+        waiting queue needs; that many stay free. ``most`` bounds the blocks that are taken or
+        recalled in this step.
         """
         if self.frozen or self._in_pass:
             return 0
@@ -164,8 +164,8 @@ class HostLedger:
     def give_back(self, blocks: int) -> int:
         """Return up to ``blocks`` at once: a call waits for them and nothing runs.
 
-        Lent blocks go first, then the reserve. The targets come down with them, or the next
-        step would take away what the call has not used yet. Returns how many came back.
+        Lent blocks return first, then the reserve. The targets fall with them, or the next step
+        would take the blocks before the call has used them. Returns the number of returned blocks.
         """
         if self.frozen or self._in_pass or blocks <= 0:
             return 0
@@ -186,7 +186,7 @@ class HostLedger:
             del self._reserve[block]
         return leaving
 
-    # --- what it looks like -----------------------------------------------------------
+    # --- state -----------------------------------------------------------
 
     def settled(self) -> bool:
         """Whether the next ``advance`` has nothing to do."""

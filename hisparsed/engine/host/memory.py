@@ -34,7 +34,7 @@ _BUSY_STEP_BLOCKS = 256
 """Blocks that one step moves while requests run: a few milliseconds of the engine thread."""
 _IDLE_STEP_BLOCKS = 4096
 """Blocks that a command or report moves on an idle engine, on which a call may arrive meanwhile:
-some 0.1 s. 41,000 at once held the engine for 1.5 s."""
+about 0.1 s. 41,000 at once stopped the engine for 1.5 s."""
 
 
 class HostFigures(NamedTuple):
@@ -88,20 +88,21 @@ class HostMemory:
             self.ledger.advance(head_need_blocks, _BUSY_STEP_BLOCKS if busy else _IDLE_STEP_BLOCKS)
 
     def scheduling(self) -> AbstractContextManager[None]:
-        """Nothing moves inside: what vLLM has looked up stays until it is loaded."""
+        """No block moves inside the pass: the chunks that vLLM has looked up stay until they are
+        loaded."""
         self._resets_at_last_pass = self.offload.resets
         self._resets_before_pass.append(self.offload.resets)
         return self.ledger.scheduling()
 
     def pass_done(self, *, idle_with_waiting: bool, head_need_blocks: int) -> None:
-        """After a pass. If nothing runs for lack of blocks, they come back at once."""
+        """After a pass. If nothing runs because blocks are missing, lent blocks return at once."""
         short = head_need_blocks - self.pool.get_num_free_blocks()
         if idle_with_waiting and short > 0:
             self._given_back += self.ledger.give_back(short)
 
     def reset_is_on_its_way(self) -> bool:
-        """Whether the offload pool was reset since the last pass, so that no step has yet
-        carried the flush of what was in flight. Nothing was stored since."""
+        """Whether the offload pool was reset since the last pass, so that no step has done the
+        flush of the transfers in flight yet. Nothing was stored since."""
         return self.offload.settling_slots > 0 and self.offload.resets != self._resets_at_last_pass
 
     def output_taken(self) -> None:
@@ -130,7 +131,7 @@ class HostMemory:
         *,
         busy: bool,
     ) -> None:
-        """Put targets in force and take the first step towards them."""
+        """Apply targets and take the first step towards them."""
         if command.reserve_target_blocks is not None:
             self.ledger.set_reserve_target(command.reserve_target_blocks)
         if command.offload_target_blocks is not None:
@@ -141,7 +142,7 @@ class HostMemory:
         self.release(release_host)
 
     def release(self, release_host: ReleaseHost | None) -> None:
-        """Give back the memory of blocks that are new in reserve, where that is wanted."""
+        """Return the memory of blocks that are new in the reserve, if that is wanted."""
         reserve = frozenset(self.ledger.reserve_blocks)
         if not self._release_wanted or release_host is None:
             reserve = frozenset()
@@ -157,8 +158,7 @@ class HostMemory:
         hisparse_ghost: tuple[GhostPoint, ...],
         offload_ghost: tuple[GhostPoint, ...],
     ) -> HostFigures:
-        """Also checks a little, and moves what an idle engine, which takes no steps, has still
-        to move."""
+        """Also checks a few blocks, and moves blocks on an idle engine, which takes no steps."""
         self.watch.look()
         self.release(release_host)
         host, cached = self.ledger.counts(), self.pool.idle_cached_blocks

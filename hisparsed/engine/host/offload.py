@@ -1,14 +1,15 @@
 """The offload pool that owns no memory: vLLM's CPU offloading over lent host blocks.
 
 ``LentOffloadingSpec`` is named in the connector's ``spec_name``. It lets vLLM build its own
-manager, then re-classes it (the constructor differs between versions). Capacity comes and
-goes in whole host blocks, through ``lend`` and ``recall``; the ledger decides how many.
+manager, then re-classes it (the constructor differs between versions). Capacity changes in whole
+host blocks, through ``lend`` and ``recall``; the ledger decides how many.
 
 vLLM flushes a finished request's stores when one of their blocks is handed out again, but looks
 only at the groups that it offloads. With HiSparse, resident and hot groups take their blocks from
 the same GPU pool: ``FencedOffloadingScheduler`` counts their new blocks too, so no GPU block is
-written again while its store is in flight. Since 0.33 it may begin a load passes after its look-up
-(``defer_async_loads``): what was found is retained meanwhile. Not thread-safe: engine thread only.
+written again while its store is in flight. Since 0.33 vLLM may begin a load some passes after its
+look-up (``defer_async_loads``); the chunks found are retained meanwhile. Not thread-safe: engine
+thread only.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ from hisparsed.engine.host.ghost_list import GhostList
 class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
     """Chunks live in the slots of lent host blocks; a chunk id names block and slot.
 
-    A recalled block gives up its idle chunks at once; with loads or stores in flight it is
-    *draining*: its slots are no longer handed out and it is returned when the last ends.
-    After a cache reset, slots whose transfer vLLM has not flushed yet are *settling*: they hold
-    no chunk and are not handed out before ``settle``.
+    A recalled block drops its idle chunks at once. With loads or stores in flight it is *draining*:
+    its slots are no longer used, and it is returned when the last transfer ends. After a cache
+    reset, slots whose transfer vLLM has not flushed yet are *settling*: they hold no chunk and are
+    not handed out before ``settle``.
     """
 
     _layout: ChunkLayout | None
@@ -103,7 +104,7 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         idle = int(self._num_evictable_cache_chunks)
         return len(self._key_of_chunk) - idle + len(self._settling)
 
-    # --- what a check of the ledger looks at -----------------------------------------
+    # --- read by the check of the ledger -----------------------------------------
 
     @property
     def drained_blocks(self) -> int:
@@ -130,7 +131,7 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         return sum(self._busy_slots[block] for block in self._draining)
 
     def has_chunk(self, key: OffloadKey) -> bool:
-        """Whether it holds the chunk or is storing it; no use, so recency stays."""
+        """Whether it holds the chunk or is storing it; this is not a use, so recency stays."""
         return self._policy.get(key) is not None
 
     def holds(self, block: int) -> bool:
@@ -140,7 +141,7 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         return block in self._draining
 
     def is_empty(self, block: int) -> bool:
-        """Whether it would be recalled without looking for chunks."""
+        """Whether it would be recalled without a search for chunks."""
         return block in self._empty
 
     def free_slots_of(self, block: int) -> int:
@@ -209,7 +210,7 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
         return drained
 
     def forget_idle(self) -> None:
-        """Drop every chunk without a transfer: nothing can hit it any more."""
+        """Drop every chunk without a transfer, so that no look-up finds it."""
         evicted: list[OffloadKey] = []
         for block in [block for block, busy in self._busy_slots.items() if busy]:
             evicted.extend(self._evict_idle(block))
@@ -218,7 +219,7 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
             self.ghost.clear()
 
     def settle(self, reset: int) -> None:
-        """The workers have flushed what was in flight at reset number ``reset`` and before."""
+        """The workers have flushed the transfers in flight at reset number ``reset`` and before."""
         for chunk_id in [chunk for chunk, number in self._settling.items() if number <= reset]:
             del self._settling[chunk_id]
             self._release_slot(chunk_id)
@@ -256,7 +257,7 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
             self.events.append(OffloadingEvent(keys=keys, medium=self.medium, removed=True))
 
     def _release_slot(self, chunk_id: int) -> None:
-        """A slot that was busy is not any more: free it, or let its draining block end."""
+        """A slot is no longer busy: free it, or end the draining of its block."""
         block, _ = self.layout.locate(chunk_id)
         self._busy_slots[block] -= 1
         if block in self._lent:
@@ -303,7 +304,7 @@ class LentOffloadingManager(CPUOffloadingManager):  # type: ignore[misc]
     def _free_chunk(self, chunk: ChunkStatus) -> None:
         chunk_id = int(chunk.chunk_id)
         key = self._key_of_chunk.pop(chunk_id)
-        # A store that failed leaves nothing that more room would have kept.
+        # A failed store leaves no chunk that more room would have kept.
         if self.ghost is not None and chunk.is_ready:
             self.ghost.evicted(get_offload_block_hash(key))
         self._release_slot(chunk_id)
@@ -410,7 +411,7 @@ class LentOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
 
 
 class FencedOffloadingScheduler(OffloadingConnectorScheduler):  # type: ignore[misc]
-    """Tells vLLM of every GPU block that a pass has handed out, before it decides what to flush.
+    """Tells vLLM of every GPU block that a pass has handed out, before vLLM decides what to flush.
 
     Retains the chunks of a load that the scheduler has put off, before a store of the same pass
     may evict them, until the load begins or its request ends.

@@ -1,9 +1,8 @@
-"""The HiSparse host pool, counting what vLLM's pool does not: who holds its blocks.
+"""The HiSparse host pool, which also counts who holds its blocks.
 
-A report must not walk the pool to find out how many idle blocks still hold a reusable prefix
-and how many are in use. Blocks that the ledger has taken out are neither: vLLM's usage
-gauge and its cache reset must not take them for blocks of requests. Installed over the live
-pool by the scheduler.
+A report must not walk the pool to find out how many idle blocks still hold a reusable prefix and
+how many are in use. Blocks that the ledger has taken are neither: vLLM's usage gauge and its cache
+reset must not count them as blocks of requests. Installed over the live pool by the scheduler.
 """
 
 from __future__ import annotations
@@ -115,14 +114,14 @@ class CountingHostPool(SharedEventQueueBlockPool):  # type: ignore[misc]
             self.ghost.restored(get_block_hash(block_hash_with_group_id))
 
     def get_usage(self) -> float:
-        """Share in use of what is HiSparse's own; what the ledger holds is neither."""
+        """Share of HiSparse's own blocks that are in use, without the ledger's."""
         capacity = self.num_gpu_blocks - 1 - self.held_blocks
         return 1.0 - self.get_num_free_blocks() / capacity if capacity > 0 else 0.0
 
     def get_num_free_blocks(self) -> int:
         free = int(super().get_num_free_blocks())
-        # vLLM resets only a pool whose blocks are all free. Those that the ledger holds are of
-        # no request and have no hash, so for that one question they count as free.
+        # vLLM resets only a pool whose blocks are all free. Those that the ledger holds belong to
+        # no request and have no hash, so they count as free for this one check.
         return free + self.held_blocks if self._resetting else free
 
     def reset_prefix_cache(self) -> bool:

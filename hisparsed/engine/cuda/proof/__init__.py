@@ -1,4 +1,4 @@
-"""What runs on a device and is ours, compared with vLLM's own before it is trusted.
+"""Compares hisparsed's device code with vLLM's before it is used.
 
 ``python -m hisparsed.engine.cuda.proof`` is one short process for one GPU: the question comes in
 as JSON, the answer goes out as JSON. ``question`` has both, ``verdict`` decides, ``kept`` keeps

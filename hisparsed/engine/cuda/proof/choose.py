@@ -31,7 +31,7 @@ Prove = Callable[[Sequence[Question]], Awaitable[tuple[Proof, ...]]]
 
 @dataclass(frozen=True)
 class Cards:
-    """What a proof rests on next to versions and sizes. ``names``: one a rank."""
+    """The basis of a proof in addition to versions and sizes. ``names``: one per rank."""
 
     names: tuple[str, ...]
     driver: str | None

@@ -12,7 +12,7 @@ class Reads:
     """One layer's attention of one step.
 
     ``rows`` uint8 [R, K, row]; cells whose ``valid`` [R, K] is false hold anything. ``counts``
-    int32 [R]: how many cells of a row attention is told of.
+    int32 [R]: the number of cells of a row that attention reads.
     """
 
     rows: torch.Tensor

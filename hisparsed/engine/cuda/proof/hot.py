@@ -1,6 +1,6 @@
-"""Our resolver and gather next to vLLM's own operators, on the same random steps.
+"""Compares hisparsed's resolver and gather with vLLM's operators, on the same random steps.
 
-Every step is compared row by row with what the host has; then both are timed. Where ours moves
+Every step is compared row by row with what the host has; then both are timed. hisparsed's moves
 leases, vLLM's has one size, as on the node.
 """
 
@@ -78,8 +78,8 @@ class SideBySide:
         self.rows = 0
 
     def compare(self, steps: Iterator[WorkStep], count: int) -> str | None:
-        """The first difference of ours. Raises ``RuntimeError`` where vLLM's reads are wrong:
-        then the proof is, or vLLM, and ours is not judged."""
+        """The first difference of hisparsed's. Raises ``RuntimeError`` where vLLM's reads are
+        wrong: then the proof is, or vLLM, and hisparsed's is not judged."""
         for number in range(count):
             step = next(steps)
             for side in (self._vllm, self._ours):

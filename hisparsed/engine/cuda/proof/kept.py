@@ -1,7 +1,7 @@
-"""What was proved on this node, in a file of the state folder, and what has been doubted since.
+"""Proofs made on this node, and later doubts, in a file of the state folder.
 
-Answers hold for the GPUs, driver, versions and sizes that they were given for. Trouble with the
-file costs a proof of some seconds, no more.
+Answers hold for the GPUs, driver, versions and sizes that they were given for. An error of the file
+only costs a new proof of some seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Form(BaseModel):
 
 
 class Basis(_Form):
-    """What an answer rests on: it holds as long as all of this is as it was."""
+    """The basis of an answer: it holds while all of this is unchanged."""
 
     gpus: tuple[str, ...]
     """Name and serial id of each, by rank."""
@@ -79,7 +79,7 @@ class KeptProofs:
         return None if kept is None or not kept.basis.serves(basis) else kept.doubt
 
     def latest(self) -> tuple[tuple[Proof, ...], str | None]:
-        """The answers kept, on whatever basis, and why ours are doubted since."""
+        """The answers kept, on whatever basis, and why hisparsed's kernels are doubted since."""
         kept = self._document
         if kept is None:
             return (), None

@@ -1,4 +1,4 @@
-"""What a proof process is asked and what it answers; both are JSON. Imports neither vLLM nor torch.
+"""The question to a proof process and its answer; both are JSON. Imports neither vLLM nor torch.
 
 Sizes are the node's: what is proved is what will run.
 """
@@ -19,7 +19,7 @@ class HotSizes(_Form):
     query_len: int
     """Decode rows of a request in a step: its drafts and one more."""
     start_rows: int
-    """Hot rows of a request that vLLM's kernels would run with, and ours begin with."""
+    """Hot rows of a request with which vLLM's kernels would run and hisparsed's start."""
     most_rows: int
     """Hot rows that our tables must have room for."""
     row_bytes: int

@@ -1,4 +1,4 @@
-"""What follows from the answers of all GPUs: pure."""
+"""The verdict from the answers of all GPUs. Pure."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class WorkStep:
 
 
 def work_steps(work: Work, device: torch.device, *, seed: int) -> Iterator[WorkStep]:
-    """Without end. Every third step has padding rows, where there are requests to leave out."""
+    """Without end. Every third step has padding rows, where there are requests to omit."""
     sizes = work.sizes
     generator = torch.Generator(device).manual_seed(seed)
     drift = _noise(work, generator, device)

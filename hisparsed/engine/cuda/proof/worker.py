@@ -23,7 +23,7 @@ from hisparsed.engine.cuda.residency.runtime import install
 from hisparsed.engine.cuda.residency.worker import SentLeases, WorkerResidency
 
 _GARBAGE = 0xA5
-"""What others write into blocks that were given back."""
+"""Bytes that other requests write into blocks that were given back."""
 
 
 class Pool:
@@ -78,7 +78,7 @@ class Pool:
         return rows.to(self.device)
 
     def reads(self, layer: int, step: WorkStep, rows: slice) -> Reads:
-        """What attention must read of ``layer``, for some of a step's decode rows."""
+        """The rows of ``layer`` that attention must read, for some of a step's decode rows."""
         size, topk = self.work.sizes.block_tokens, step.topk[rows].long()
         request = torch.arange(rows.start, rows.stop, device=self.device)
         tables = self.source[request // self.work.sizes.query_len].long()
@@ -89,7 +89,7 @@ class Pool:
 
 
 class Side:
-    """One worker. ``ours``: with our resolver, whose leases then move."""
+    """One worker. ``ours``: with hisparsed's resolver, whose leases then move."""
 
     def __init__(self, pool: Pool, device: torch.device, *, ours: bool) -> None:
         work = pool.work
@@ -116,7 +116,8 @@ class Side:
         if ours:
             self._sent = SentLeases()
             self._blocks = [work.start_blocks] * work.requests
-            # What the node was told, which is less where a request has grown since its last step.
+            # The lengths sent to the node, which are less if a request has grown since its last
+            # step.
             self._told: dict[int, int] = {}
             self.node = install(self.handles, [0] * len(self.handles))
 
@@ -180,7 +181,7 @@ class Side:
             self._hot_by_state[self.state_of[request], :blocks] = table
 
     def _make_resident(self) -> None:
-        """Some pages of each request are on the GPU as well: the first, and some in its middle."""
+        """Some pages of each request are also on the GPU: the first, and some in its middle."""
         work = self._work
         slab = self._slab.view(work.slab_blocks, work.layers, work.page_bytes)
         source = self._pool.source.cpu()
@@ -255,7 +256,7 @@ class Side:
         return found
 
     def reads(self, layer: int, rows: slice) -> Reads:
-        """What attention reads of ``layer`` now, for some of the step's decode rows."""
+        """The rows of ``layer`` that attention reads now, for some of the step's decode rows."""
         indices, counts = self._found[layer]
         indices = indices[rows].long()
         memory = self.handles[layer].runtime.hot.attention_cache
@@ -273,7 +274,7 @@ class Side:
                 handle.runtime.invalidate_written_slots(written, ids)
 
     def resize(self, blocks: Mapping[int, int]) -> None:
-        """Leases of requests in hot blocks, fewer or more; ours only."""
+        """Leases of requests in hot blocks, fewer or more; with hisparsed's resolver only."""
         if self.node is None:
             raise RuntimeError("vLLM's kernels know one size of hot buffers")
         less = {one: count for one, count in blocks.items() if count < self._told.get(one, 0)}

@@ -135,8 +135,8 @@ class HiSparseConnector(StockConnector):  # type: ignore[misc]
         )
 
     def shutdown(self) -> None:
-        """vLLM unpins and closes the pool here, which views of it would prevent: ours, and those
-        that its own worker still has."""
+        """vLLM unpins and closes the pool here, which views of it would prevent: those of
+        hisparsed, and those that its own worker still has."""
         if self._hisparsed_node is not None:
             self._hisparsed_node.release()
         if self.connector_worker is not None:

@@ -38,7 +38,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class LeaseUpdates:
-    """What changed before one step."""
+    """The changes before one step."""
 
     leases: tuple[Lease, ...] = ()
     ended: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class SentLeases:
         ended: Iterable[str],
         held: Callable[[str], Blocks],
     ) -> LeaseUpdates:
-        """The message of a step. ``held`` says how many blocks a request has now.
+        """The message of a step. ``held``: the number of blocks that each request has now.
 
         ``ended`` are requests that left the workers' tables: finished or preempted.
         """
@@ -276,7 +276,7 @@ class WorkerResidency:
 
     @property
     def failed(self) -> str:
-        """Why no further step may be served; empty while all is well."""
+        """Why no further step may be served; empty without an error."""
         return self._failed
 
     def release(self) -> None:
