@@ -1,7 +1,7 @@
-"""Adapters for what vLLM versions name or keep differently, 0.30 to 0.33.
+"""Adapters for differences between vLLM versions, 0.30 to 0.33.
 
-Each reads the version from the objects that it is given. Imports no vLLM; what needs its names at
-import time is in ``residency``.
+Each detects the version from the objects that it gets. Imports no vLLM; ``residency`` has the code
+that needs its names at import time.
 
 - ``ActiveLimit``: a limit on admission alone since 0.31. Before, the only limit is asserted against
   running calls too, so a lower one takes effect as they end.
@@ -50,7 +50,7 @@ class ActiveLimit:
             self._scheduler.max_num_active_reqs = most
 
     def before_pass(self) -> None:
-        """To be called before each scheduling pass."""
+        """Call before each scheduling pass."""
         if not self._admits_alone:
             running = len(self._scheduler.running)
             self._scheduler.max_num_running_reqs = max(self._most, running)
@@ -101,8 +101,8 @@ def fail_put_off_loads(scheduler: Any) -> None:
 def forget_failed_blocks(model_output: Any, *, calls_follow: bool) -> None:
     """Leave failed loads to be known by their calls, where workers say which calls failed.
 
-    ``calls_follow``: they say it later too. vLLM passes blocks on when the first rank names them,
-    and the call when the last rank has failed.
+    ``calls_follow``: workers report the calls later too. vLLM passes blocks on when the first rank
+    names them, and the call when the last rank has failed.
     """
     workers = getattr(model_output, "kv_connector_output", None)
     if workers is not None and (calls_follow or getattr(workers, "failed_recving", None)):
@@ -115,14 +115,14 @@ def left_to_decode(vllm_config: Any) -> int:
 
 
 def unlock_manager(offloading_scheduler: Any) -> None:
-    """After a load that began outside a pass: 0.33 keeps its manager locked then, and logs an error
-    with each."""
+    """After a load that began outside a pass: 0.33 leaves its manager locked then, and logs an
+    error each time."""
     unlock: Callable[[], None] = getattr(offloading_scheduler, "_release_step", _nothing)
     unlock()
 
 
 def admission_cap(manager: Any) -> int:
-    """Blocks a request at most, of a resident ``manager`` of vLLM."""
+    """The most blocks per request, of a resident ``manager`` of vLLM."""
     if hasattr(manager, "max_admission_blocks_per_request"):
         return int(manager.max_admission_blocks_per_request)
     return int(manager._max_admission_blocks_per_request)
@@ -136,7 +136,8 @@ def detached_blocks(publication: Any) -> list[Any]:
 
 
 def pending_writes(hisparse_worker: Any) -> Callable[[], None]:
-    """Puts what waits on HiSparse's stream, as the next step would first; may be called often."""
+    """Submits waiting work to HiSparse's stream, as the next step would first; may be called
+    often."""
     enqueue: Callable[[], None] = getattr(hisparse_worker, "_finish_previous_step", _nothing)
     return enqueue
 

@@ -73,7 +73,7 @@ FEATURES = (
 
 
 def missing_features(config: NodeConfig, found: str) -> list[str]:
-    """What ``config`` asks for and vLLM ``found`` cannot do, in sentences."""
+    """Features that ``config`` asks for and vLLM ``found`` does not support, in sentences."""
     if not judge_version(found).may_start:
         return []
     release = Version(found).release[:2]

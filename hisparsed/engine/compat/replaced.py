@@ -1,7 +1,7 @@
 """Whether vLLM's methods that ``engine.pages`` replaces are those that it was written against.
 
-It replaces whole methods, so a signature that stayed the same says nothing. Their text is compared
-with that of the versions it was tested with; with any other text vLLM's own methods stay in force.
+It replaces whole methods, so an unchanged signature is not enough. Their text is compared with that
+of the versions it was tested with; with any other text vLLM's own methods stay in force.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def module_text(name: str) -> str:
 
 
 def replaced_digest(text_of: Callable[[str], str] = module_text) -> str | None:
-    """Of all that is replaced, white space aside; ``None`` where a part of it is not there."""
+    """Of all replaced methods, ignoring white space; ``None`` if one of them does not exist."""
     digest = hashlib.sha256()
     for module, names in REPLACED.items():
         text = text_of(module)
@@ -74,7 +74,7 @@ def replaced_digest(text_of: Callable[[str], str] = module_text) -> str | None:
 
 
 def pages_can_be_whole() -> bool:
-    """Whether ``engine.pages`` stands for what the installed vLLM does."""
+    """Whether ``engine.pages`` matches the installed vLLM."""
     return replaced_digest() in KNOWN
 
 

@@ -1,7 +1,7 @@
-"""Which pages are on the GPU: kept apart from block tables since vLLM 0.32.
+"""The pages on the GPU: separate from block tables since vLLM 0.32.
 
-Before, a page that left the GPU was struck out of the request's block table, by the coordinator
-itself, and the workers were sent the whole table again.
+Before, the coordinator removed a page that left the GPU from the request's block table, and sent
+the whole table to the workers again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def watch_lost_pages(coordinator: Any, lost: Callable[[Any, str], None]) -> None
 
 
 class ResidencyReader:
-    """The message of a step to workers about resident pages, as (request id, pages, block ids a
+    """The message of a step to workers about resident pages, as (request id, pages, block ids per
     group).
 
     ``first`` is the first resident cache group of ``groups``.

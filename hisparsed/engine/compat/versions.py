@@ -41,7 +41,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionVerdict:
-    """``sentence`` says what is wrong, for people; empty for a tested version."""
+    """``sentence`` describes the problem, for people; empty for a tested version."""
 
     standing: Standing
     sentence: str = ""

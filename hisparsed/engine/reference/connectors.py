@@ -136,10 +136,10 @@ class ReferenceOffloadingSpec(LentOffloadingSpec):
 class HiSparseTransfers:
     """Row mirrors and page transfers in flight, as ``eager_host_mirror`` divides the work.
 
-    With it every row written is mirrored at once, and a page that goes to the host moves
-    nothing. Without it decode rows wait for their page, and the page is copied when its
-    transfer is acknowledged, which is the latest moment vLLM allows: one handed out too
-    early would show.
+    With it every row written is mirrored at once, and a page that goes to the host moves nothing.
+    Without it decode rows wait for their page, and the page is copied when its transfer is
+    acknowledged, which is the latest moment that vLLM allows, so that a page reused too early
+    shows.
     """
 
     def __init__(self, store: KVStore, ack_lag_steps: int, eager_host_mirror: bool) -> None:

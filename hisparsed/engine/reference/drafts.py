@@ -1,9 +1,9 @@
 """Drafts of the reference node: tokens that may follow, proposed without a model.
 
-A draft is what followed the same last tokens before, in the same request. It is accepted where
-it equals what the sampler chooses there, so the tokens are those of decoding one by one. Most
-drafts are wrong: what a test of rejected rows needs. vLLM's own n-gram proposer is not used,
-because numba's thread pool resets the number of torch's threads.
+A draft is the continuation of the same last tokens earlier in the same request. It is accepted
+where it equals what the sampler chooses there, so the tokens are those of decoding one by one. Most
+drafts are wrong, as a test of rejected rows needs. vLLM's own n-gram proposer is not used, because
+numba's thread pool resets the number of torch's threads.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class ReferenceExecutor(InProcessExecutor):
     # --- steps ------------------------------------------------------------------------
 
     def _run(self, output: SchedulerOutput) -> ModelRunnerOutput | None:
-        """Everything of a step but its tokens: vLLM makes the grammar's masks meanwhile."""
+        """All of a step except its tokens; vLLM makes the grammar's masks meanwhile."""
         self._tables.remove(output.finished_req_ids)
         # A preempted request comes back as a new one, maybe after others that need its state row.
         self._tables.remove(output.preempted_req_ids or ())
@@ -204,8 +204,8 @@ class ReferenceExecutor(InProcessExecutor):
     def _forward(
         self, segments: list[ScheduledTokens]
     ) -> tuple[tuple[SampledRequest, ...], torch.Tensor, dict[str, LogprobsTensors]]:
-        """Whose tokens are wanted, the logits of their rows in order, and what was asked of
-        prompts that are complete now."""
+        """The requests whose tokens are wanted, the logits of their rows in order, and the values
+        requested of prompts that are complete now."""
         kv = StepKV(self._geometry, self._store, self._tables, self._hot, segments)
         states = [self._tables.requests[segment.request_id] for segment in segments]
         tokens = [
@@ -235,7 +235,7 @@ class ReferenceExecutor(InProcessExecutor):
     def _prompt_logprobs(
         self, segment: ScheduledTokens, state: RequestState, hidden: torch.Tensor
     ) -> LogprobsTensors | None:
-        """Add a chunk of a prompt; what was asked for, once the prompt is whole.
+        """Add a chunk of a prompt; returns the requested values once the prompt is complete.
 
         A request that returned with tokens of its answer had this reported before.
         """
@@ -262,7 +262,7 @@ class ReferenceExecutor(InProcessExecutor):
     # --- what the control side asks -----------------------------------------------------
 
     def hot_report(self) -> WorkerReport:
-        """What the resolver counted, for the control report."""
+        """The resolver's counters, for the control report."""
         return WorkerReport(
             counters=self._hot.counters(),
             miss_curve=self._hot.miss_curve(),

@@ -2,10 +2,10 @@
 
 The weights are random, so a string or a list that the grammar lets continue might never end. Where
 a grammar is in force, and only there, tokens that close something are preferred: the end of the
-answer, then closing brackets and quotes, and so on by ``_LEVELS``. An answer that has nothing yet
-is the exception, since an empty one is of no use: where a tool may be called or not
-(``tool_choice: auto``), the grammar lets it end at once. Nothing is forced: whatever comes out is
-what the grammar allows, and an answer that reaches ``max_tokens`` is cut as any.
+answer, then closing brackets and quotes, and so on by ``_LEVELS``. An empty answer is the
+exception, since it is of no use: if a tool may be called or not (``tool_choice: auto``), the
+grammar allows it to end at once. No token is forced: the grammar allows the whole answer, and an
+answer that reaches ``max_tokens`` is cut as any.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _BETWEEN = _bias(((_WHITE, 0), *_LEVELS), _LEVEL_OF_OTHERS)
 _IN_TEXT = _bias(((_QUOTE, 4), ((EOS_TOKEN_ID,), 6)), 0)
 """Preference where any letter may come: a bracket there is only a character."""
 _ANY_VALUE = _bias(((b"{", 6),), 0)
-"""Preference where any JSON value may come, as in a tool's arguments without a schema: an object
-is what callers expect, and it can end at once."""
+"""Preference where any JSON value may come, as in a tool's arguments without a schema: callers
+expect an object, and it can end at once."""
 _LETTERS = torch.tensor(list(string.ascii_letters.encode()))
 _FIRST_OF_TEXT = _bias(((string.ascii_letters.encode(), 1),), 0)
-"""Preference where a text begins that is the answer."""
+"""Preference at the start of an answer's text."""
 _NEVER_FIRST = -_STEP
 _VALUES = torch.tensor(list(b'{["-0tfn'))
 
@@ -61,8 +61,8 @@ def allowed_tokens(bitmask: npt.NDArray[np.int32]) -> torch.Tensor:
 
 
 def closing_bias(allowed: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
-    """What to add to the logits of rows whose grammar allows ``allowed``, both
-    ``[N, VOCAB_SIZE]``; 0 where everything is allowed, as in a reasoning part.
+    """The values to add to the logits of rows whose grammar allows ``allowed``, both ``[N,
+    VOCAB_SIZE]``; 0 where everything is allowed, as in a reasoning part.
 
     ``begins``, bool ``[N]``: rows of answers that have nothing yet.
     """

@@ -83,7 +83,7 @@ _FRESH_FOR_S = 1.0
 
 
 class HotCurves:
-    """``states``: one an index group. ``clock_s`` is monotonic seconds."""
+    """``states``: one per index group. ``clock_s`` is monotonic seconds."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class HotCurves:
             begun[row] = int(state.step[row]), int(state.counters[row, DISTINCT].sum())
 
     def by_request(self, requests: Mapping[str, RequestState]) -> Mapping[str, RowCurve]:
-        """(hot rows of one group, rows loaded a step over all groups) by request.
+        """(hot rows of one group, rows loaded per step over all groups) by request.
 
         Largest hot buffers first, at most ``MAX_REQUESTS``; requests without enough sampled
         steps are omitted.
@@ -147,7 +147,7 @@ class Located:
     valid: torch.Tensor
     """bool ``[D, K]``."""
     waves: tuple[tuple[Wave, Resolution], ...]
-    """What is still to be fetched, wave by wave and layer by layer; empty if nothing is."""
+    """Rows that are still to be fetched, by wave and layer; may be empty."""
 
 
 class ReferenceHotBuffers:

@@ -37,7 +37,7 @@ REFERENCE_ARGS = {
     "enforce_eager": "the reference node captures no graphs; remove it",
     "additional_config": "the reference node uses it itself; remove it",
 }
-"""Engine arguments that the reference node sets, each with what to do instead."""
+"""Engine arguments that the reference node sets, each with the alternative."""
 
 
 def decode_query_len(config: NodeConfig) -> int:
@@ -112,7 +112,8 @@ def max_lease_rows(reference: ReferenceConfig, max_multiplier: float) -> int:
 
 
 def llm_class() -> Any:
-    """vLLM's engine front that refuses what the reference model's sampler does not do."""
+    """vLLM's engine front that refuses options that the reference model's sampler does not
+    support."""
     from hisparsed.engine.reference.request_check import ReferenceLLM
 
     return ReferenceLLM

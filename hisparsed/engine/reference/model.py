@@ -5,8 +5,8 @@ activation that meets one is an integer too, so each dot product is exact whatev
 summation: the same token sequence gives the same logits for any batch, chunking or placement of
 its KV. It is neither fast nor trained; it proves that no byte of KV is lost.
 
-Where KV rows live is not known here: a ``KVAccess`` writes a step's rows and returns the rows
-that the indexer selected.
+It does not know where KV rows are: a ``KVAccess`` writes a step's rows and returns the rows that
+the indexer selected.
 """
 
 from __future__ import annotations

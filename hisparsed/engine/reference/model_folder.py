@@ -124,7 +124,8 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def _put(path: Path, text: str) -> None:
-    """Nothing where ``text`` is there already: an engine must start again on a full disk."""
+    """Does nothing if ``text`` is there already, so that an engine can start again on a full
+    disk."""
     data = text.encode()
     if not path.is_file() or path.read_bytes() != data:
         write_atomically(path, data, mode=_FILE_MODE)

@@ -1,6 +1,6 @@
 """``HandoffConnector``: the hand-over behind vLLM's KV-connector interface.
 
-A child of MultiConnector between HiSparse and offloading: what is on another node is fetched
+A child of MultiConnector between HiSparse and offloading: prefixes on another node are fetched
 before the offload pool is asked. Both halves only translate; see ``scheduler`` and ``worker``.
 
 Hand-overs are counted on both sides for vLLM's own metrics page. Counts travel as vLLM's
@@ -77,7 +77,7 @@ class HandoffStats(KVConnectorStats):  # type: ignore[misc]
 
 
 class HandoffPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """One counter a count, registered once in the process that serves the metrics."""
+    """One counter per name, registered once in the process that serves the metrics."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class HandoffConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def has_pending_push_work(self) -> bool:
         return self._scheduler.has_work()
 
-    # --- what was counted -------------------------------------------------------------
+    # --- counts -------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         counts = self._scheduler.take_counts()

@@ -4,8 +4,8 @@ Runs on the engine thread inside vLLM's scheduler. Moves no bytes and opens no s
 
 ``kv_transfer_params`` are what a router carries from the prefill node to the decode node. Their
 keys are those of vLLM's own connectors, so that routers made for them work. They come from a
-client, so nothing in them is trusted before it was checked here. The messages that the scheduler
-and the worker exchange every step stand here too.
+client, so all of them are checked here. The messages between scheduler and worker in every step are
+here too.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class HandoffScheduler:
         self._pools = (host_pool, gpu_pool)
 
     def request_added(self, request: Any) -> None:
-        """Checks the parameters once; a call that cannot be helped is computed here."""
+        """Checks the parameters once; the prompt of a call with wrong ones is computed here."""
         params = request.kv_transfer_params or {}
         if params.get("do_remote_decode") and not self._produces:
             log.warning(
@@ -278,8 +278,8 @@ class HandoffScheduler:
         return offer_params(prefix, self._engine_id, groups)
 
     def _hold(self, offer: NewOffer) -> None:
-        """Keep the blocks that are read. Not the request's: its resident pages and hot buffer
-        are most of its GPU memory, and offers that wait would starve the calls that run."""
+        """Keep only the blocks that are read, not those of the request: its resident pages and hot
+        buffer are most of its GPU memory, and offers that wait would starve the calls that run."""
         host_pool, gpu_pool = self._require_pools()
         gpu = [gpu_pool.blocks[block] for block in offer.indexer_blocks]
         gpu_pool.touch(gpu)
@@ -301,7 +301,7 @@ class HandoffScheduler:
         return metadata
 
     def has_work(self) -> bool:
-        """Whether the engine must step though no call runs: to notify the worker, or to learn of
+        """Whether the engine must step although no call runs: to notify the worker, or to learn of
         offers that have ended.
         """
         return bool(self._next or self._held)

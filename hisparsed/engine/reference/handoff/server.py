@@ -4,8 +4,8 @@ An offer is kept until it was read or its lease ends. Offers are shared by the e
 the threads that serve readers. An offer that has ended is never read again, so its blocks may be
 freed as soon as ``take_ended`` names it.
 
-The TCP server has a thread a reader, started on connection. Nothing a reader sends can do more
-than read the prefix it has a ticket for. Imports no vLLM.
+The TCP server starts one thread per connection. A reader can only read the prefix that it has a
+ticket for. Imports no vLLM.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ended(StrEnum):
     READ = "read"
     """A decode node has all of it, or reported that it needs none of it."""
     EXPIRED = "expired"
-    """Nobody came in time."""
+    """No reader came in time."""
 
 
 class Offers:

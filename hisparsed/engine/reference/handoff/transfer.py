@@ -56,7 +56,7 @@ class Wire:
             raise HandoffError(f"the connection broke while sending: {error}") from error
 
     def receive(self, most: int) -> bytearray:
-        """A longer frame is a stranger's or a damaged one; it is never waited for."""
+        """A longer frame is foreign or damaged; it is not read."""
         length, checksum = _HEADER.unpack(self._exactly(_HEADER.size))
         if length > most:
             raise HandoffError(f"a frame of {length} bytes; at most {most} are right")
@@ -119,7 +119,7 @@ class KindRange:
 
 
 def pieces(rows_from: int, index_from: int, tokens: int) -> Iterator[KindRange]:
-    """What travels, in the order in which it travels: sparse-MLA rows, then indexer rows."""
+    """The content of a transfer, in its order: sparse-MLA rows, then indexer rows."""
     kinds: tuple[tuple[Kind, int], ...] = (("rows", rows_from), ("index", index_from))
     for kind, first in kinds:
         for start in range(first, tokens, PIECE_TOKENS):

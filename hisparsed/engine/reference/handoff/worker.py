@@ -46,7 +46,7 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Fetched:
-    """``data``: all pieces of the prefix, or none and ``error`` says why."""
+    """``data``: all pieces of the prefix, or none, with the reason in ``error``."""
 
     wanted: Wanted
     data: tuple[tuple[KindRange, torch.Tensor], ...]
@@ -83,7 +83,7 @@ class Fetcher:
         return results
 
     def close(self) -> None:
-        """Cut what is under way; no result comes any more."""
+        """Cut the fetches in progress; no further result arrives."""
         with self._lock:
             self._closed = True
             for sock in self._sockets:
