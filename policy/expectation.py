@@ -29,6 +29,8 @@ from hisparsed.policy.units import format_bytes, format_fraction
 _JUDGE_ANYWAY = 4.0
 """Windows after which a move that has not settled is judged as it is."""
 _EFFECTIVE_MEMORY_S = 3600.0
+_LEAST_FITTING = 0.01
+"""Where an empty pool makes the load infinite."""
 _KEPT_ERRORS = 16
 _FEWEST_ERRORS = 3
 """Fewer verdicts do not make a lever doubtful."""
@@ -71,8 +73,13 @@ def expect_served(snapshot: Snapshot, memory: Memory) -> Figures:
     ratio, asked = _hit_ratio(memory), _query_per_min(memory)
     if not ratio or not asked:
         return {}
+    return {Figure.SERVED: ratio * asked * _fitting(snapshot)}
+
+
+def _fitting(snapshot: Snapshot) -> float:
+    """Share of the idle live set that the smaller reach holds; a little of one that is endless."""
     load = live_load(snapshot, reach_now(snapshot))
-    return {Figure.SERVED: ratio * asked * min(1.0, 1 / load if load > 0 else 1.0)}
+    return 1.0 if load <= 1 else max(_LEAST_FITTING, 1 / load)
 
 
 # --- remembered, and judged -------------------------------------------------------------
@@ -94,6 +101,7 @@ def begun(snapshot: Snapshot, memory: Memory, decision: LeverDecision) -> Memory
         query_per_min=_query_per_min(memory),
         asked_per_s=asked,
         leased_requests=snapshot.hot.leased_requests,
+        fitting=_fitting(snapshot),
     )
     judged = bool(new.expected)
     if lever is Lever.SPLIT:
@@ -197,7 +205,7 @@ def _measured(
     if figure is Figure.SERVED:
         if ratio is None or moved.query_per_min is None:
             return None
-        return ratio * moved.query_per_min
+        return ratio * moved.query_per_min * moved.fitting / _fitting(snapshot)
     if figure is Figure.LOADED:
         asked_now = signals.shrink_references_total.rise
         if not asked_now or moved.asked_per_s is None:

@@ -211,6 +211,8 @@ class Expectation:
     asked_per_s: float | None = None
     """References to rows that were not on the GPU."""
     leased_requests: int = 0
+    fitting: float = 1.0
+    """Share of the idle live set that the smaller reach holds."""
     outcome: Outcome | None = None
     """``None`` until the move has settled and a window has passed since."""
     judged_at_s: float | None = None

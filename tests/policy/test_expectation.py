@@ -168,13 +168,13 @@ def queued(kit: Any, second: int, ratio: float, order: AdmissionOrder, load: flo
     )
 
 
-def engaged(kit: Any, ratio_after: float) -> tuple[list[Decision], Memory]:
+def engaged(kit: Any, ratio_after: float, load_after: float = 2.0) -> tuple[list[Decision], Memory]:
     """After a minute the live set is twice the reach; then the hit ratio is another."""
     before = [queued(kit, s, 0.9, AdmissionOrder.ARRIVAL, 0.5) for s in range(61)]
     before.append(queued(kit, 61, 0.9, AdmissionOrder.ARRIVAL, 2.0))
     after = []
     for second in range(62, 363):
-        one = queued(kit, second, 0.9, AdmissionOrder.HELD_PREFIX_FIRST, 2.0)
+        one = queued(kit, second, 0.9, AdmissionOrder.HELD_PREFIX_FIRST, load_after)
         hits = round(61_000 * 0.9 + 1_000 * (second - 61) * ratio_after)
         after.append(kit.change(one, prefix__hit_tokens_total=hits))
     return run([*before, *after])
@@ -188,6 +188,13 @@ def test_an_order_expects_that_what_fits_is_still_found(kit: Any) -> None:
     (judged,) = outcomes(decisions, Lever.ADMISSION)
     assert judged.came == {Figure.SERVED: pytest.approx(0.6 * 60_000, rel=0.02)}
     assert not judged.short
+    assert memory.admission.undone == 0
+
+
+def test_a_load_that_grows_after_the_move_is_no_fault_of_the_order(kit: Any) -> None:
+    decisions, memory = engaged(kit, ratio_after=0.15, load_after=6.0)
+    (judged,) = outcomes(decisions, Lever.ADMISSION)
+    assert judged.errors[Figure.SERVED] == pytest.approx(0, abs=0.02)
     assert memory.admission.undone == 0
 
 
