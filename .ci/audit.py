@@ -20,7 +20,7 @@ TIMEOUT_S = 600
 
 @dataclass(frozen=True)
 class Audit:
-    """What a service knows of one lock. ``unknown`` packages were not looked at."""
+    """The advisories of a service for one lock. ``unknown`` packages were not looked at."""
 
     lock: str
     checked: int

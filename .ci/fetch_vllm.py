@@ -1,7 +1,7 @@
 """Fetches the Python sources of vLLM's CUDA wheels; `make contract` calls it.
 
-Keeps `FOLDER/<version>/vllm` and throws the wheels away. What cannot be fetched is reported and
-skipped: without a network the contract tests then skip, they do not fail.
+Keeps `FOLDER/<version>/vllm` and throws the wheels away. Versions that cannot be fetched are
+reported and skipped: without a network the contract tests then skip, they do not fail.
 """
 
 import subprocess
@@ -13,7 +13,7 @@ from pathlib import Path
 from hisparsed.engine.compat.versions import TESTED
 
 COMPLETE = ".complete"
-"""Written last, so that an interrupted fetch is begun anew."""
+"""Written last, so that an interrupted fetch starts again."""
 LONGEST_S = 900
 
 

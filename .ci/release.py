@@ -73,7 +73,7 @@ def git(*arguments: str) -> list[str]:
 
 
 def tracked_files() -> list[str]:
-    """Tracked files that are there; links are left out, as their targets are tracked too."""
+    """Tracked files that are there; links are skipped, because their targets are tracked too."""
     links = {
         line.partition("\t")[2] for line in git("ls-files", "-sz") if line.startswith("120000")
     }

@@ -1,10 +1,10 @@
 """The expected gain of each lever's move, and whether it was reached.
 
 The split: reach for moves of the equal-reach law, tokens of prefix per minute for marginal value.
-The multiplier: GPU blocks that hot buffers give back, and bytes of rows a second. Admission: tokens
-of prefix per minute that are still served. A move that falls short by more than half makes the
-lever's next ones wait longer, and so does a lever whose predictions are usually that wrong. Pure;
-decides no move.
+The multiplier: GPU blocks that hot buffers give back, and bytes of rows per second. Admission:
+tokens of prefix per minute that are still served. A move that falls short by more than half makes
+the lever's next ones wait longer, and so does a lever whose predictions are usually that wrong.
+Pure; decides no move.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def propose_multiplier(
 
 
 def _loaded_then(snapshot: Snapshot, memory: Memory, lease: int) -> float | None:
-    """Bytes of rows a second with larger leases; ``None`` where the node has no miss curve."""
+    """Bytes of rows per second with larger leases; ``None`` where the node has no miss curve."""
     now = memory.signals.shrink_h2d_bytes_total.rate_per_s
     if now is None or not snapshot.hot.predicted:
         return None
@@ -199,7 +199,7 @@ def _loaded_then(snapshot: Snapshot, memory: Memory, lease: int) -> float | None
 
 
 def _shared_expected(memory: Memory, kept: float) -> Figures:
-    """Bytes of rows a second if ``kept`` of the misses are left."""
+    """Bytes of rows per second if ``kept`` of the misses are left."""
     now = memory.signals.shrink_h2d_bytes_total.rate_per_s
     return {Figure.LOADED: now * kept} if now else {}
 

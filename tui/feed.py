@@ -119,7 +119,7 @@ class LiveFeed:
             self._asking_requests = self._start(self._ask_requests())
 
     def refresh_policy(self) -> None:
-        """Request the policy; if a request is open, once more after it."""
+        """Request the policy; if a request is open, again after it."""
         if self._asking_policy is not None and not self._asking_policy.done():
             self._policy_asked_again = True
             return

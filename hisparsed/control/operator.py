@@ -123,7 +123,7 @@ class Operator:
         return reload
 
     def reload_if_changed(self) -> None:
-        """Reload if the file changed since the latest reload, whoever asked for that."""
+        """Reload if the file changed since the latest reload, regardless of who asked for that."""
         if self._source.changed_on_disk():
             self.reload(actor=FILE_WATCH)
 

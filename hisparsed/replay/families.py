@@ -2,8 +2,8 @@
 
 A part of a node serves a part of the traffic. If sessions are drawn one by one, most of what two of
 them share is lost: in recorded chat each turn is a separate session. Therefore families are drawn.
-Two sessions belong to one family if they share more than a *common beginning*, a block that occurs
-in so many sessions that each part has enough of them anyway (a system prompt).
+Two sessions belong to one family if they share more than a *common beginning*, a block of so common
+a prompt that each part has enough sessions with it anyway (a system prompt).
 
 Families differ in size, and a large one is more than its part's share for as long as it lasts.
 Therefore they are not drawn at random: the largest are placed first, each where it leaves the parts

@@ -28,9 +28,9 @@ HIDDEN = (0.0, 0.5, 0.9)
 MISSES = (1.0, 1.5)
 SPREADS = (0.0, 1.0)
 WORTH = 0.02
-"""What an oracle gains where a lever is worth building."""
+"""The least gain of an oracle for which a lever is worth building."""
 ACROSS_NODES, AT_RANDOM = 6, 6
-"""Corners to simulate beside one of each node."""
+"""Corners to simulate in addition to one of each node."""
 MIXES: Mapping[str, Sequence[tuple[int, int]]] = {
     "agents, reasoning": ((200, 65_536), (20_000, 16_384)),
     "agents, documents": ((200, 65_536), (2_000, 262_144)),
@@ -62,7 +62,7 @@ class Corner:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Calls per hour of one corner by multiplier; sizes with which no call fits are left out."""
+    """Calls per hour of one corner by multiplier; sizes with which no call fits are skipped."""
 
     corner: Corner
     calls: Mapping[float, float]
@@ -72,7 +72,7 @@ class Sizes:
         return max(self.calls, key=lambda size: self.calls[size])
 
     def share(self, size: float) -> float:
-        """Of what the best size serves."""
+        """The share of the best size's calls."""
         return self.calls.get(size, 0.0) / self.calls[self.best]
 
 
@@ -96,7 +96,7 @@ def traffics(node: NodeDescription) -> list[Traffic]:
 
 
 def held_calls(node: NodeDescription, tokens: int) -> int:
-    """Calls of so many tokens that the host memory holds, of those that may run."""
+    """Calls of this many tokens that the host memory holds, of those that may run."""
     layout = simulated_layout(node)
     held = node.host.budget / (layout.host_token_bytes + layout.offload_token_bytes)
     return min(node.engine.max_num_seqs, int(held / tokens))
@@ -149,7 +149,7 @@ def single(corners: Sequence[Sizes]) -> float:
 
 
 def gain(corners: Sequence[Sizes], chosen: Callable[[Sizes], float]) -> float:
-    """What always knowing the corner gains over ``chosen`` sizes."""
+    """The gain of always knowing the corner over ``chosen`` sizes."""
     return 1 / mean(one.share(chosen(one)) for one in corners) - 1
 
 

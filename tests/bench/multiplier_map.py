@@ -51,11 +51,11 @@ DOCUMENT = Path("docs/figures/multiplier.md")
 _LAW_ANSWERS = (200, 20_000)
 """The law is run with these answers and held prefixes."""
 _PHASE_S = 1800.0
-"""Of each of four corners in turn."""
+"""For each of four corners in turn."""
 
 
 def oracle_table(node: NodeDescription, corners: Sequence[Sizes]) -> str:
-    """What always knowing the corner gains, over sizes that know less and less."""
+    """The gain of always knowing the corner, over sizes that know less and less."""
     real = [one for one in corners if possible(node, one.corner.setting)]
     every = single(corners)
     rules: list[tuple[str, Callable[[Sizes], float]]] = [

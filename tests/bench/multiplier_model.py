@@ -1,4 +1,5 @@
-"""What a node serves with hot buffers of one size, in closed form: no scheduler, no clock.
+"""The calls that a node serves with hot buffers of one size, in closed form: no scheduler, no
+clock.
 
 A steady state of the simulated node's cost model: so many calls at a time, without pauses, each
 with a prompt whose beginning is found on the host, or of which nothing is found, and an answer.
@@ -66,11 +67,11 @@ class Steady:
 
     running: int
     decoding: float
-    """Of those running, requests that decode in a step."""
+    """Running requests that decode in a step."""
     leased: bool
     """Whether requests have hot buffers: not where all their pages fit the GPU."""
     free_blocks: int
-    """GPU blocks beside what running requests hold; they keep resident pages."""
+    """GPU blocks that running requests do not hold; they keep resident pages."""
     held_blocks: int
     """Of one running request."""
     step_s: float
@@ -84,7 +85,7 @@ class Steady:
     from_host_rows: float
     """Distinct rows that one request's step selects from the host."""
     missed_rows: float
-    """Of those, rows that its hot buffer does not hold."""
+    """Rows of these that its hot buffer does not hold."""
     resident_rows: float
     calls_per_s: float
     core_s: float
@@ -197,7 +198,7 @@ class ClosedForm:
         )
 
     def misses(self, steady: Steady, rows: float, locality: float = 1.0) -> float:
-        """Share of the rows from the host that a request misses with so many hot rows."""
+        """Share of the rows from the host that a request misses with this many hot rows."""
         return self._rows.misses(locality * rows / max(1.0, steady.from_host_rows))
 
     def _decode(self, length: float, on_gpu: float, rows: Sequence[float]) -> _Decode:
@@ -234,7 +235,7 @@ class ClosedForm:
 
 
 def _chunks(traffic: Traffic, room: int, on_gpu: float) -> list[_Chunk]:
-    """What prompts a call brings, in chunks of at most ``room`` tokens."""
+    """The prompt tokens of a call, in chunks of at most ``room`` tokens."""
     found = []
     later = min(LATER_TOKENS, traffic.context)
     for share, fresh in ((1 - traffic.first, later), (traffic.first, traffic.context)):

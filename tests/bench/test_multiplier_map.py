@@ -68,7 +68,7 @@ class Managers:
 
 
 def simulated_step_s(form: ClosedForm, traffic: Traffic, size: float, decoding: int) -> float:
-    """What the simulated node charges for a step of so many decoding requests."""
+    """The simulated node's cost of a step with this many decoding requests."""
     node, steady = form.node, form.steady(traffic, size)
     assert steady is not None
     on_gpu = steady.resident_rows / (steady.resident_rows + steady.from_host_rows)
@@ -99,7 +99,7 @@ def test_a_step_costs_what_the_simulated_node_charges(h200: NodeDescription) -> 
         steady = form.steady(traffic, size)
         if steady is None:
             continue
-        # The mean number of decoding requests lies between two whole ones.
+        # The mean number of decoding requests is between two whole ones.
         fewer = int(steady.decoding)
         low, high = (
             simulated_step_s(form, traffic, size, fewer + more) if fewer + more else 0.0

@@ -7,7 +7,8 @@
     python -m tests.gpu --only kernels         one step, in this process
 
 Exit code 0 when every step passed, or when there is no card, which is said in one line; 1 when a
-step failed or did not run though a card is there. A second card's steps may be left out without it.
+step failed or did not run though a card is there. The steps for a second card may be skipped
+without one.
 """
 
 from __future__ import annotations

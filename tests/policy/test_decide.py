@@ -1,4 +1,4 @@
-"""What overrules every lever: modes, freezes, stale reports, restarts."""
+"""Modes, freezes, stale reports and restarts overrule every lever."""
 
 from __future__ import annotations
 

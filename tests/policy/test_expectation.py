@@ -1,4 +1,4 @@
-"""What each lever's move is expected to bring, the verdict, and what wrong predictions cost."""
+"""The expectation of each lever's move, the verdict, and the effect of wrong predictions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def moves(decisions: list[Decision], lever: Lever) -> list[LeverDecision]:
 
 
 def pressed(kit: Any, second: int, *, lease: int, misses: float, held: int = 4) -> Snapshot:
-    """Requests wait for GPU blocks; each asks for 1,000 rows a second, ``misses`` of them missed
+    """Requests wait for GPU blocks; each asks for 1,000 rows per second, ``misses`` of them missed
     so far on average."""
     asked = 4_000 * second
     loads = round(asked * misses)
@@ -152,7 +152,7 @@ def test_a_multiplier_whose_predictions_are_usually_wrong_waits_longer_and_says_
 
 
 def queued(kit: Any, second: int, ratio: float, order: AdmissionOrder, load: float) -> Snapshot:
-    """Calls ask for 1,000 prompt tokens a second; ``ratio`` of all so far was found."""
+    """Calls ask for 1,000 prompt tokens per second; ``ratio`` of all so far was found."""
     reach = (10_000 - 650) * 64
     return kit.change(
         kit.idle_snapshot(lent=650),
