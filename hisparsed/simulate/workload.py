@@ -170,6 +170,8 @@ class TraceSessions:
         Seeds that follow one another have different parts until each part was used.
         """
         share /= self.share
+        if share == 1:
+            return tuple(range(len(self.sessions)))
         count = int(1 / share)
         turn, number = divmod(seed, count)
         if (share, turn) not in self._parts_of:
