@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def syntax_fault(template: str) -> tuple[int, str] | None:
-    """The line where ``template`` cannot be read, and why; ``None`` where it can."""
+    """The line of ``template`` with a syntax error, and the reason; ``None`` without one."""
     # Takes a twentieth of a second, and most documents name no template.
     from jinja2 import TemplateSyntaxError
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """The block that templates put around what the model said."""
+        """The block that templates put around the model's text."""
 
         tags = {"generation"}  # noqa: RUF012 (as the base class has it)
 
@@ -91,13 +91,13 @@ OWNED_FRONTEND_ARGS: Final = {
     ),
     **dict.fromkeys(("served_model_name", "reasoning_parser", "reasoning_parser_plugin"), _ENGINE),
 }
-"""Arguments of the application that the daemon sets or has in another place, each with what to
-do instead."""
+"""Arguments of the application that the daemon sets or has in another place, each with the
+alternative."""
 
 _TEMPLATE: Final = "chat_template"
 _FILES: Final = (_TEMPLATE, "tool_parser_plugin")
 _TEMPLATE_SIGNS: Final = frozenset("{}\n")
-"""vLLM takes a chat template with any of these for the template itself."""
+"""vLLM takes text with any of these for the template itself, not for a path."""
 
 
 def in_folder(arguments: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class CgroupMemory:
 
 @dataclass(frozen=True)
 class _Names:
-    """Of the files of one version of cgroups."""
+    """Names of the files of one version of cgroups."""
 
     limit: str
     used: str
@@ -62,7 +62,7 @@ _V1 = _Names(
 
 
 def cgroups_of(root: Path, own: Path) -> list[CgroupMemory]:
-    """Those with a memory limit (v1 and v2), from this process's own up.
+    """The cgroups with a memory limit (v1 and v2), from this process's own upwards.
 
     ``root`` is where cgroups are mounted, ``own`` the process's list of its cgroups.
     """
@@ -100,7 +100,7 @@ def _used_bytes(folder: Path, names: _Names) -> int:
 
 
 def _number_in(path: Path) -> int | None:
-    """``None`` for "max", which is no limit, and where there is no such file."""
+    """``None`` for "max", which means no limit, and for a missing file."""
     try:
         text = path.read_text().strip()
     except OSError:

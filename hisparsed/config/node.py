@@ -51,7 +51,7 @@ OWNED_ENGINE_ARGS: Final = {
     "disable_hybrid_kv_cache_manager": "HiSparse needs the hybrid manager",
     "disable_log_stats": "the control loop reads the engine's statistics",
 }
-"""Engine arguments that the daemon sets, each with what to do instead."""
+"""Engine arguments that the daemon sets, each with the alternative."""
 
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 
@@ -105,10 +105,10 @@ class LogConfig(_Section):
 
 
 class JournalConfig(_Section):
-    """How much of the past is kept; the oldest ticks go first."""
+    """The size of the journal; the oldest ticks are deleted first."""
 
     max_ticks: int = Field(default=200_000, ge=1_000, le=10**9)
-    """Two days at one tick a second."""
+    """Two days at one tick per second."""
     max_size: ByteSize = Field(default=512 * 2**20, ge=8 * 2**20, le=2**50)
 
 
@@ -136,7 +136,7 @@ class NodeConfig(_Section):
     state_dir: Path = Path("/var/lib/hisparsed")
     policy: Path = Path("policy.yaml")
     drain_timeout: Duration = 120.0
-    """Seconds that running requests get to end after SIGTERM."""
+    """Seconds that running requests have to end after SIGTERM."""
     supervision: SupervisionConfig = SupervisionConfig()
     """How an engine that dies or hangs is restarted."""
     journal: JournalConfig = JournalConfig()
@@ -200,7 +200,7 @@ class NodeConfig(_Section):
 def load_node_config(path: Path, *, memory_bytes: int) -> Loaded[NodeConfig]:
     """Read the node's document; relative paths in it start at its folder.
 
-    ``memory_bytes`` is what this machine lets the node use. Raises ``ConfigError``.
+    ``memory_bytes`` is the memory that the node may use on this machine. Raises ``ConfigError``.
     """
     loaded = load_document(path, NodeConfig)
     config = loaded.value

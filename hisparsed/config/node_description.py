@@ -18,7 +18,7 @@ from hisparsed.policy.units import ByteSize, Fraction
 
 Count = Annotated[int, Field(ge=1, le=2**31, strict=True)]
 Few = Annotated[int, Field(ge=1, le=4096, strict=True)]
-"""What is there one by one, such as layers."""
+"""A count of things such as layers."""
 Positive = Annotated[float, Field(ge=1e-6, le=1e15, allow_inf_nan=False)]
 Share = Annotated[Fraction, Field(gt=0)]
 
@@ -95,7 +95,7 @@ class EngineDescription(_Section):
 
 
 class SpeedDescription(_Section):
-    """What the hardware reaches of its data sheet, and what each step costs besides."""
+    """The share of its data sheet that the hardware reaches, and the other costs of a step."""
 
     prefill_efficiency: Share
     decode_efficiency: Share
@@ -111,11 +111,11 @@ class SpeedDescription(_Section):
 
 
 class CoreDescription(_Section):
-    """CPU time of the engine core's thread, for schedules and their results. The sum of a step is
-    the least that the step takes where batches are scheduled ahead, and comes on top elsewhere."""
+    """CPU time of the engine core's thread, for schedules and their results. If batches are
+    scheduled ahead, a step takes at least this sum; otherwise the sum is added to it."""
 
     step_ms: float = Field(default=0.0, ge=0, le=1e6)
-    """Of every step."""
+    """For every step."""
     request_ms: float = Field(default=0.0, ge=0, le=1e6)
     """For each request in the step."""
     token_us: float = Field(default=0.0, ge=0, le=1e6)

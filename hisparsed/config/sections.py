@@ -17,12 +17,12 @@ Timeout = Annotated[Duration, Field(gt=0)]
 
 
 class ApiLimits(BaseModel):
-    """Of one listener. Bodies are bounded at 64 MiB, headers at 64 KiB."""
+    """Limits of one listener. Bodies are bounded at 64 MiB, headers at 64 KiB."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     connections: int = Field(default=4_096, ge=16, le=100_000)
-    """When all are in use, the client goes that has been idle or sending for longest."""
+    """When all are in use, the client that has been idle or sending for longest is disconnected."""
     header_timeout: Timeout = 10.0
     """From connecting, or a request's first byte, until its headers are whole."""
     body_timeout: Timeout = 60.0
@@ -30,7 +30,7 @@ class ApiLimits(BaseModel):
     idle_timeout: Timeout = 75.0
     """Between two requests of one connection."""
     read_timeout: Timeout = 60.0
-    """While a client takes nothing of its answer; its call is ended then."""
+    """While a client reads nothing of its answer; then its call is ended."""
 
 
 Count = Annotated[int, Field(ge=1, le=10**6, strict=True)]
@@ -60,10 +60,10 @@ class CudaConfig(BaseModel):
     hot_rows: Many | None = None
     """Rows of a hot buffer; ``None`` leaves it to the policy.
 
-    vLLM's kernels know one size, from start to end: the policy's `hot.start`. With hisparsed's
-    this is the largest lease: the policy's `hot.max`."""
+    vLLM's kernels have one size from start to end: the policy's `hot.start`. With hisparsed's this
+    is the largest lease: the policy's `hot.max`."""
     hot_scratch: bool = False
-    """Keep GPU blocks aside for rows of drafts that do not fit a hot buffer, so that one may be as
+    """Reserve GPU blocks for rows of drafts that do not fit a hot buffer, so that one may be as
     small as one top-k. Takes drafts x top-k rows for each of `max_num_seqs`; not with `kernels:
     vllm`, and of no use where `auto` falls back to them."""
     eager_host_mirror: bool = True
@@ -72,11 +72,10 @@ class CudaConfig(BaseModel):
     """Drafts of the model's own MTP layer that are verified with each token."""
     kernels: Literal["auto", "vllm", "hisparsed"] = "auto"
     """The kernels that find rows in hot buffers. `hisparsed` sizes buffers request by request,
-    live; `auto`
-    takes it where it proves right and fast enough on every GPU before the engine starts, else
-    vLLM's."""
+    live; `auto` uses them if they prove correct and fast enough on every GPU before the engine
+    starts, else vLLM's."""
     kernels_max_ratio: Annotated[float, Field(ge=0.1, le=10.0)] = 1.25
-    """With `auto`: the most of vLLM's time that hisparsed's kernels may take for a step."""
+    """With `auto`: the largest ratio of hisparsed's time for a step to vLLM's."""
 
 
 class ReferenceConfig(BaseModel):
@@ -91,7 +90,7 @@ class ReferenceConfig(BaseModel):
     block_size: Count = 16
     """Tokens in a KV block, on the GPU and in the host pool."""
     gpu_blocks: Many = 2048
-    """Blocks of the slab that stands for GPU memory."""
+    """Blocks of the slab that replaces GPU memory."""
     max_model_len: Many = 4096
     """Tokens of prompt and answer together."""
     max_num_seqs: Count = 8
@@ -134,7 +133,7 @@ _NOT_ON: Final = {
     # vLLM's NIXL has its own limits.
     ("cuda", "decode"): ("timeout",),
 }
-"""Keys that a kind of node has not, by kind and role."""
+"""Keys that a kind of node does not have, by kind and role."""
 
 
 class Refused(NamedTuple):
@@ -146,7 +145,7 @@ class Refused(NamedTuple):
 
 
 class DisaggregationConfig(BaseModel):
-    """``role`` decides which of the other keys have a meaning; the rest are refused."""
+    """``role`` decides which of the other keys are allowed; the rest are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

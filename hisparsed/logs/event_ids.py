@@ -1,7 +1,7 @@
 """The stable id of every line that the daemon logs. Alerts use the id; the words may change.
 
-A line is known by its logger's family and by its format string. Lines whose words are made
-elsewhere name their id in the call. Events alongside the ticks use their kind as the id.
+A line is known by its logger's family and by its format string. Lines whose text is made elsewhere
+name their id in the call. Events use their kind as the id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GPU_UNREADABLE: Final = "gpu-unreadable"
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """``meaning`` says what follows from it, where the words do not."""
+    """``meaning`` is the consequence, where the text does not say it."""
 
     event_id: str
     level: str
@@ -39,7 +39,7 @@ WORDLESS: Final = {
     OFFLOAD_LAYOUT: LogEvent(OFFLOAD_LAYOUT, "info", "where the offload pool of a rank is"),
     NODE_KIND: LogEvent(NODE_KIND, "info", "the kind of the node, and why"),
 }
-"""Lines whose words are made elsewhere; the call names the id."""
+"""Lines whose text is made elsewhere; the call names the id."""
 
 _WORDED: Final = (
     LogEvent(
@@ -339,7 +339,7 @@ _WORDED: Final = (
 )
 
 LINES: Final = {one.words: one for one in _WORDED}
-"""By their words, as the call has them."""
+"""By their format string, as in the call."""
 
 
 def event_id_of(record: logging.LogRecord) -> str | None:

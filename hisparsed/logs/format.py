@@ -28,7 +28,7 @@ FIELDS: Final = {
     "actor": "who caused it, on lines of events",
     "exception": "a traceback, where there is one",
 }
-"""Of a JSON line."""
+"""The fields of a JSON line."""
 
 
 def formatter(form: LogFormat, *, colors: bool = False) -> logging.Formatter:

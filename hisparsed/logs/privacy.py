@@ -32,7 +32,7 @@ _CLIENTS_FAULT: Final = (ValueError, TypeError, OverflowError)
 """Errors that vLLM answers with status 400."""
 
 OWN: Final = "hisparsed"
-"""Our own lines put in figures and names only."""
+"""hisparsed's own lines insert only figures and names."""
 
 TRACEBACK: Final = "traceback_text"
 """The attribute of a record that has a traceback without its words."""
@@ -41,7 +41,7 @@ _in_call: ContextVar[bool] = ContextVar("in_call", default=False)
 
 
 def begin_call() -> None:
-    """From now on, what this task and those it begins log may quote a call."""
+    """From now on, log lines of this task and of its child tasks may quote a call."""
     _in_call.set(True)
 
 
@@ -93,7 +93,7 @@ def _named(value: object) -> str:
 
 
 def _frames(error: BaseException) -> str:
-    """As Python shows an error with its causes, without what they say."""
+    """As Python shows an error with its causes, without their messages."""
     parts: list[str] = []
     seen: set[int] = set()
     current: BaseException | None = error

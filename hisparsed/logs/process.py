@@ -1,11 +1,11 @@
 """The one log handler of a process, of the daemon and of each process that vLLM starts.
 
 vLLM sets up logging when it is imported, in every process and in some of them again. It is given a
-document that names the handler here, so its lines come out as the daemon's do, from the first.
+document that names the handler here, so its lines have the daemon's form from the first on.
 
 Lines of the engine process also go to the daemon, as datagrams on a Unix socket, so that the daemon
 can show them, also the last ones of an engine that dies. Lines that cannot be sent at once are
-dropped: logging must never hold up a step. Both ends are here.
+dropped: logging must never delay a step. Both ends are here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AddLine = Callable[[float, int, str, str], None]
 
 
 class ForwardHandler(logging.Handler):
-    """Sends each record; drops it where the daemon is gone or behind."""
+    """Sends each record; drops it if the daemon has gone or is too slow."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class ForwardHandler(logging.Handler):
 
 
 class EngineLogReceiver:
-    """In the daemon: reads on a thread, since the start of an engine holds up the event loop.
+    """In the daemon: reads on a thread, since the start of an engine blocks the event loop.
 
     ``start`` names the socket in the environment of processes started later.
     """
@@ -81,7 +81,7 @@ class EngineLogReceiver:
         self._thread.start()
 
     def close(self) -> None:
-        """Also takes in what was sent before."""
+        """Also reads the lines that were sent before."""
         os.environ.pop(LOG_SOCKET_ENV, None)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
             last.settimeout(_JOIN_S)
@@ -99,7 +99,7 @@ class EngineLogReceiver:
 
 
 CONFIG_ENV: Final = "VLLM_LOGGING_CONFIG_PATH"
-"""Where vLLM looks for the document."""
+"""The variable in which vLLM finds the document."""
 FORMAT_ENV: Final = "HISPARSED_LOG_FORMAT"
 """Set by the daemon for the engine's processes."""
 
@@ -152,7 +152,7 @@ def logging_document(level: str) -> dict[str, Any]:
 
 
 def write_logging_document(folder: Path, level: str) -> Path:
-    """The file for processes that begin later."""
+    """The file for processes that start later."""
     path = folder / "logging.json"
     path.write_text(json.dumps(logging_document(level)), encoding="utf-8")
     return path

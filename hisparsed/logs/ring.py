@@ -38,7 +38,7 @@ class LogLine(BaseModel):
 
 
 class LogRing:
-    """Keeps the last ``size`` lines; the oldest go first."""
+    """Keeps the last ``size`` lines; the oldest are dropped first."""
 
     def __init__(self, size: int = RING_LINES) -> None:
         self._lines: deque[LogLine] = deque(maxlen=size)
@@ -67,7 +67,7 @@ class LogRing:
         return list(islice(fitting, limit))[::-1]
 
     def take_new(self) -> list[LogLine]:
-        """Lines since the last call, oldest first; a burst keeps its end."""
+        """Lines since the last call, oldest first; of a burst only the last lines."""
         taken = []
         while self._new:
             taken.append(self._new.popleft())

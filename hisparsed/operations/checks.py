@@ -1,4 +1,4 @@
-"""The doctor's checks, and what they find: severity, meaning, remedy, as text and JSON.
+"""The doctor's checks and their findings: severity, meaning, remedy, as text and JSON.
 
 Each check is a function of one picture of the machine and the node document. ``CHECKS`` is the
 list; a new check is a function and a line in it. Nothing here looks at the machine or changes it.
@@ -36,7 +36,7 @@ from hisparsed.policy.units import counted, format_bytes
 EXIT_SOUND = 0
 EXIT_WARNINGS = 1
 EXIT_FATAL = 3
-"""2 is wrong input, as of every command."""
+"""2 means wrong input, as for every command."""
 _WIDTH = 100
 _LEAST_WIDTH = 40
 _INDENT = " " * 24
@@ -51,11 +51,11 @@ class Finding:
     why: str = ""
     fix: str = ""
     fixed: bool = False
-    """Was put right just now."""
+    """Was fixed just now."""
 
 
 def exit_code(findings: Sequence[Finding], *, fatal_only: bool) -> int:
-    """0 sound, 1 warnings, 3 fatal; what was put right counts no more."""
+    """0 sound, 1 warnings, 3 fatal; fixed findings do not count."""
     open_ones = {one.severity for one in findings if not one.fixed}
     if Severity.FATAL in open_ones:
         return EXIT_FATAL
@@ -76,7 +76,7 @@ def findings_document(findings: Sequence[Finding], *, node: str) -> dict[str, An
 def findings_text(
     findings: Sequence[Finding], *, node: str, every: bool, width: int = _WIDTH
 ) -> str:
-    """For people: the worst first, with why and how; ``every`` also lists checks that passed.
+    """For people: the worst first, with reason and fix; ``every`` also lists checks that passed.
 
     What is longer than ``width`` continues below itself.
     """
@@ -93,7 +93,7 @@ def findings_text(
 
 
 def _below(start: str, text: str, width: int) -> list[str]:
-    """``text`` after ``start`` and, where it is longer, in the same column below."""
+    """``text`` after ``start`` and, if it is longer, in the same column below."""
     first, *more = textwrap.wrap(
         text,
         max(width - len(start), _LEAST_WIDTH),
@@ -125,7 +125,7 @@ LEAST_SHARED_LEFT_BYTES = 256 * 2**20
 LEAST_LEFT = 0.02
 """Share of the memory below which a node that runs may lose a process."""
 MOST_LEFT = 0.1
-"""Share of a small memory beyond which ``LEAST_LEFT_BYTES`` would be too much to ask."""
+"""Share of a small memory above which ``LEAST_LEFT_BYTES`` would be too much."""
 GPU_IDLE_BYTES = 2 * GIB
 """Used memory of a GPU beyond which another program is on it."""
 NUMA_IMBALANCE = 2.0
@@ -133,7 +133,7 @@ NUMA_IMBALANCE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """One examination: what a node wants of a machine."""
+    """The input of one examination: the node's document and the machine."""
 
     config: NodeConfig
     document: Path
@@ -143,9 +143,9 @@ class Examination:
     machine: Machine
     faults: KnownFaults
     start_problems: tuple[str, ...] = ()
-    """What the node's own start would refuse, memory and GPUs aside."""
+    """Problems that the node's own start would refuse, except memory and GPUs."""
     kind_problem: str | None = None
-    """Why the node cannot be of ``kind`` here; all else is judged as if it could."""
+    """Why the node cannot be of ``kind`` here; the other checks assume that it can."""
 
     @property
     def pins(self) -> bool:
@@ -206,7 +206,7 @@ _MORE_MEMORY = "free memory (see leaked-memory, huge-pages), or lower host_budge
 
 
 def own_bytes(q: Examination) -> int:
-    """The least that the daemon, the engine core and its ranks take for themselves."""
+    """The least memory of the daemon, the engine core and its ranks themselves."""
     ranks = q.config.cuda.tensor_parallel_size if q.pins else 1
     return PROCESS_BYTES * (1 + ranks)
 
@@ -532,7 +532,7 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "journal-disk": (journal_disk, "room for the journal"),
     "clock": (clock, "the clock is synchronised"),
 }
-"""By name: the check, and what is said where it finds nothing."""
+"""By name: the check, and the text if it finds nothing."""
 
 WHILE_RUNNING: dict[str, tuple[Check, str]] = {
     "memory-left": (memory_left, "memory is left in addition to the node"),

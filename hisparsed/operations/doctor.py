@@ -1,8 +1,8 @@
-"""The doctor: one visit before a start, and repeated looks alongside a node that serves.
+"""The doctor: one full run before a start, and repeated runs next to a serving node.
 
-A visit reads the node document, looks at the machine, judges, and removes what dead engines and
-daemons left. What the node's own start would refuse is asked of the launch, not copied. Later looks
-take no port, no lock and no memory, and change nothing.
+A full run reads the node document, examines the machine, judges, and removes the files that dead
+engines and daemons left. It asks the launch what the node's start would refuse. Later runs take no
+port, no lock and no memory, and change nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Visit:
 def visit(document: Path, probe: GpuProbe, *, fix: bool) -> Visit:
     """Examine the machine for the node in ``document``.
 
-    Raises ``ConfigError`` for a bad one, and for a bad policy, which would end a start too.
+    Raises ``ConfigError`` for an invalid one, and for an invalid policy, which would prevent a
+    start too.
     """
     config = load_node_config(document, memory_bytes=_ANY_MEMORY).value
     load_document(config.policy, Policy)
@@ -97,9 +98,9 @@ def visit(document: Path, probe: GpuProbe, *, fix: bool) -> Visit:
 
 
 def _kind(config: NodeConfig, probe: GpuProbe) -> tuple[NodeKind, str | None]:
-    """What the document asks for, and why this machine cannot be it.
+    """The kind of node that the document asks for, and why this machine does not support it.
 
-    Only CUDA nodes ask something of the machine, so that is the kind of one that cannot be.
+    Only CUDA nodes have requirements on the machine, so only they can be impossible.
     """
     try:
         return detect_node_kind(config, probe).kind, None
@@ -108,7 +109,8 @@ def _kind(config: NodeConfig, probe: GpuProbe) -> tuple[NodeKind, str | None]:
 
 
 def put_right(findings: Sequence[Finding], machine: Machine, config: NodeConfig) -> list[Finding]:
-    """Remove what dead engines and daemons left; the findings, with what was put right marked."""
+    """Remove the files that dead engines and daemons left; returns the findings, with the fixed
+    ones marked."""
     ended = end_orphans(config.state_dir) if machine.orphans else []
     gone = {str(pid) for pid in ended}
     if ended:
@@ -133,11 +135,11 @@ def _path_of(finding: Finding) -> str:
 
 
 _BEFORE_START_ONLY = ("ports", "daemon", "dead-daemon", "orphans")
-"""Said of a machine that the node has not taken yet; a node that runs has answered them."""
+"""Checks of a machine that the node does not use yet; a running node has passed them."""
 
 
 class NodeDoctor:
-    """``again`` reads what may have changed since a picture of the machine."""
+    """``again`` reads the values that may have changed since a picture of the machine."""
 
     def __init__(
         self,
@@ -156,7 +158,7 @@ class NodeDoctor:
 
     @classmethod
     def before_start(cls, config: NodeConfig, document: Path, kind: NodeKind) -> Self:
-        """Make the first look; call it before the node takes ports, locks and memory."""
+        """Make the first run; call it before the node takes ports, locks and memory."""
         return cls(
             Examination(
                 config=config,
@@ -174,7 +176,7 @@ class NodeDoctor:
         return self._findings
 
     def look(self) -> Sequence[DoctorFinding]:
-        """May block as long as disk and GPU driver do. Raises ``OSError``."""
+        """May block as long as the disk and the GPU driver. Raises ``OSError``."""
         before = self._question
         now = replace(before, machine=self._again(before.machine, before.config))
         self._findings = [*self._fixed, *self._examine(now)]

@@ -36,7 +36,7 @@ class FileOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstallLayout:
-    """Where things go. ``prefix`` is a package's, such as /usr; ``None`` is the administrator's.
+    """The target folders. ``prefix`` is a package's, such as /usr; ``None`` is the administrator's.
 
     ``root`` is put before every path, for images and packages; the files do not mention it.
     """
@@ -45,7 +45,7 @@ class InstallLayout:
     prefix: Path | None
     executable: Path
     systemd_version: int | None
-    """Of the machine that the files are for; ``None`` where it is not known."""
+    """The version of systemd on the target machine; ``None`` if it is not known."""
 
     @property
     def units(self) -> Path:
@@ -87,7 +87,7 @@ class Planned:
     path: Path
     text: str
     is_config: bool = False
-    """The administrator's to edit."""
+    """A file that the administrator edits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Installed:
 
 
 def install_files(layout: InstallLayout, *, dry_run: bool) -> list[Installed]:
-    """Write what is missing or old; with ``dry_run`` only say what would be written.
+    """Write missing and old files; with ``dry_run`` only report them.
 
     Raises ``UserError`` where a file cannot be written.
     """

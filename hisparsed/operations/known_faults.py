@@ -1,4 +1,4 @@
-"""The table of known faults (`known_faults.yaml`): its form, and which of them concern a node.
+"""The table of known faults (`known_faults.yaml`): its form, and the faults that concern a node.
 
 Facts about other people's software, with their public sources; adding one needs no code.
 """
@@ -42,7 +42,7 @@ class _Fault(_Entry):
 
     @property
     def links(self) -> str:
-        """The sources as addresses; the forge sends an issue's address on to a pull request."""
+        """The sources as addresses; the forge redirects an issue's address to a pull request."""
         pages = (source.replace("#", "/issues/") for source in self.sources)
         return ", ".join(f"https://github.com/{page}" for page in pages)
 
@@ -104,7 +104,7 @@ def load_known_faults() -> KnownFaults:
 def concerning(
     faults: tuple[VllmFault, ...] | tuple[SystemFault, ...], found: str, config: NodeConfig
 ) -> Iterator[VllmFault | SystemFault]:
-    """Those of ``faults`` that a node with version ``found`` has to reckon with."""
+    """Those of ``faults`` that concern a node with version ``found``."""
     version = parse_version(found)
     if version is not None:
         yield from (fault for fault in faults if fault.concerns(version, config))

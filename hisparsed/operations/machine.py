@@ -1,9 +1,9 @@
-"""What the doctor reads off the machine: one frozen picture, taken once, without judging it.
+"""The doctor's view of the machine: one frozen picture, taken once, without judgement.
 
 Everything that touches the operating system or the GPUs is here, so that the checks are functions
-of a picture. Also finds and removes what dead engines and daemons leave; whether a file in /dev/shm
-is still mapped is asked of the kernel, and only files that no process holds are removed. Imports
-neither vLLM nor torch.
+of a picture. Also finds and removes files of dead engines and daemons: it asks the kernel whether a
+file in /dev/shm is still mapped, and removes only files that no process holds. Imports neither vLLM
+nor torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ShmFile:
     size_bytes: int
     """Memory that it takes, which is less than its length where it has holes."""
     held: bool | None
-    """Whether some process has it open or mapped; ``None`` where the kernel does not say."""
+    """Whether some process has it open or mapped; ``None`` where the kernel gives no answer."""
 
 
 def shared_files(folder: Path, state_dir: Path) -> list[ShmFile]:
@@ -62,12 +62,13 @@ def shared_files(folder: Path, state_dir: Path) -> list[ShmFile]:
 
 
 def sweep(file: ShmFile) -> bool:
-    """Remove a file that no process holds; says whether it is gone. Looks again right before."""
+    """Remove a file that no process holds; returns whether it is gone. Checks again right
+    before."""
     return remove_unheld(file.path)
 
 
 def remove_folder(folder: Path) -> bool:
-    """Remove a runtime folder of a dead daemon; says whether it is gone."""
+    """Remove a runtime folder of a dead daemon; returns whether it is gone."""
     shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()
 
@@ -77,13 +78,13 @@ _NODES = Path("/sys/devices/system/node")
 _HUGE_POOLS = Path("/sys/kernel/mm/hugepages")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _TIME_ERROR = 5
-"""What adjtimex(2) returns for a clock that nothing keeps right."""
+"""The result of adjtimex(2) for a clock that is not synchronised."""
 _SLOW = {
     "thermal-software": "heat (software)",
     "thermal-hardware": "heat (hardware)",
     "power-brake": "the power supply's brake",
 }
-"""Reasons for slow clocks that need attention, in words; a power cap is everyday."""
+"""Reasons for slow clocks that need attention, in words; a power cap is normal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Gpu:
     used_bytes: int
     processes: int
     slowed_by: tuple[str, ...] = ()
-    """Why its clocks are held down, other than by its power limit."""
+    """Why its clocks are reduced, other than by its power limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +105,17 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Bytes throughout; ``None`` where the machine does not say."""
+    """Bytes throughout; ``None`` where the machine has no answer."""
 
     memory_bytes: int
     """RAM, or the cgroup's limit where that is lower."""
     available_bytes: int
-    """What the node may still take: of the machine, and of each cgroup that it is in."""
+    """Memory that the node may still take: of the machine, and of each cgroup that it is in."""
     shm_total_bytes: int
     shm_free_bytes: int
     shared_files: tuple[ShmFile, ...]
     memlock_bytes: int | None
-    """``None`` is no limit."""
+    """``None`` means no limit."""
     kernel: str
     driver: str | None
     gpus: tuple[Gpu, ...]
@@ -130,7 +131,7 @@ class Machine:
     daemon_answers: bool
     """A daemon serves on the control socket."""
     state_trouble: str | None
-    """Why the state folder cannot be had."""
+    """Why the state folder cannot be used."""
     dead_folder: Path | None
     """The runtime folder of a daemon that was killed."""
     vllm: str | None
@@ -140,19 +141,19 @@ class Machine:
     orphans: tuple[Orphan, ...] = ()
     """Processes of engines whose daemon was killed."""
     journal_bytes: int = 0
-    """What the journal takes of the disk already."""
+    """Disk space that the journal takes already."""
     huge_reserved_bytes: int = 0
-    """Set aside as huge pages: no memory for anything that does not ask for them."""
+    """Reserved as huge pages, which only programs that ask for them can use."""
     huge_free_bytes: int = 0
     """Its unused part."""
     proofs: tuple[Proof, ...] = ()
-    """What the GPUs have proved of our kernels and copies; empty where nothing is kept."""
+    """The proofs of hisparsed's kernels and copies on these GPUs; empty if none is kept."""
     kernels_doubt: str | None = None
-    """Why our kernels are not trusted any more."""
+    """Why hisparsed's kernels are no longer used."""
 
 
 def read_machine(config: NodeConfig) -> Machine:
-    """Look once. Takes ports and locks for a moment where they are free, and starts nothing."""
+    """Examine the machine once. Takes free ports and locks for a moment, and starts nothing."""
     shm = shutil.disk_usage(SHM)
     driver, gpus = _gpus()
     lock_free, state_trouble = _state(config.state_dir)
@@ -211,7 +212,7 @@ def look_again(before: Machine, config: NodeConfig) -> Machine:
 
 def _memlock() -> int | None:
     if os.geteuid() == 0:
-        return None  # root pins what it likes
+        return None  # root has no limit on locked memory
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -252,7 +253,7 @@ def _dead_socket(path: Path) -> Path | None:
 
 
 def remove_socket(path: Path) -> bool:
-    """Remove a socket without a listener; says whether it is gone. Looks again before."""
+    """Remove a socket without a listener; returns whether it is gone. Checks again before."""
     if _dead_socket(path) is not None:
         with contextlib.suppress(OSError):
             path.unlink()
@@ -318,11 +319,11 @@ def _taken_ports(config: NodeConfig) -> Iterator[str]:
 
 
 def _state(folder: Path) -> tuple[bool, str | None]:
-    """Whether the lock was free, and what is wrong."""
+    """Whether the lock was free, and the problem."""
     if not folder.exists():
         parent = _nearest(folder)
         if os.access(parent, os.W_OK | os.X_OK):
-            return False, None  # the daemon makes it
+            return False, None  # the daemon creates it
         return False, f"state_dir: {folder} does not exist and {parent} cannot be written"
     try:
         with contextlib.ExitStack() as held:
