@@ -1,1 +1,1 @@
-"""The demo: a real node on this machine, a real trace, the policy on and then off."""
+"""The demo: two real nodes on this machine, a recorded trace, the policy on and off."""

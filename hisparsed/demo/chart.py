@@ -28,7 +28,7 @@ class Series:
 
 
 def nice_ticks(most: float) -> list[float]:
-    """From 0 to at least ``most`` in some five steps of 1, 2 or 5 times a power of ten."""
+    """From 0 to at least ``most`` in at most five steps of 1, 2 or 5 times a power of ten."""
     if not most > 0:
         return [0.0, 1.0]
     step = 10.0 ** math.floor(math.log10(most / _TICKS))
@@ -46,7 +46,7 @@ def chart(
     y_most: float = 0.0,
 ) -> str:
     """A ``<figure>`` element. Both axes begin at 0; they reach at least to ``x_most`` and
-    ``y_most``, and that of y to the next tick."""
+    ``y_most``, the y axis ends at a tick."""
     drawn = [one for one in series if one.points]
     x_end = max([x_most, *(x for one in drawn for x, _ in one.points)])
     x_end = x_end if x_end > 0 else 1.0

@@ -1,7 +1,7 @@
 """The demo's node: its sizes, its documents, and ``hisparsed serve`` in a separate process.
 
 Sized so that a CPU shows what a GPU node does under load: more sessions than the pools can hold, a
-slab smaller than the running requests, and a start split as the vLLM blog has it.
+slab smaller than the running requests, and the start split of the vLLM blog.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hisparsed.errors import UserError
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Sizes of the demo's node; those of its model are the reference node's own."""
+    """Sizes of the demo's node; the others are the reference node's defaults."""
 
     max_num_seqs: int = 6
     max_model_len: int = 1056
@@ -43,7 +43,7 @@ class DemoSettings:
 
 MODELS = {
     "standard": DemoSettings(),
-    # A quarter of the work a token. Host memory holds as many tokens as the standard one's.
+    # A quarter of the work per token. Host memory holds as many tokens as with the standard model.
     "small": DemoSettings(
         gpu_blocks=240, host_budget="2784KiB", layers=4, index_groups=1, index_topk=32
     ),
@@ -113,9 +113,9 @@ def policy_document(mode: str) -> str:
                 "window_grow": "8s",
                 "pcie_budget": "1GiB",
             },
-            # How long calls may be passed over follows the queue, and so the machine's speed.
+            # The ageing bound follows the queue, and so the machine's speed.
             "admission": {"engage_at": "70%", "release_at": "50%", "ageing": "auto"},
-            # The two runs that are compared get the same calls and nothing else.
+            # Both nodes get only the compared calls.
             "canary": {"enabled": False},
         },
         sort_keys=False,
@@ -131,7 +131,7 @@ _EXIT_NOISE = ("nanobind:", " - leaked", " - ... skipped", "See https://nanobind
 
 
 def free_port() -> int:
-    """A TCP port of loopback that was free a moment ago."""
+    """A TCP port of loopback that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -140,7 +140,7 @@ def free_port() -> int:
 class DemoNode:
     """One daemon under ``folder``; ``mode`` is the policy's.
 
-    As a context manager it serves when the block begins and is gone when it ends.
+    As a context manager it serves when the block begins, and has ended after it.
     """
 
     def __init__(self, settings: DemoSettings, folder: Path, mode: str) -> None:
@@ -160,7 +160,7 @@ class DemoNode:
         self._gives_up_at = 0.0
 
     def begin(self) -> None:
-        """Start the process; ``is_serving`` says when it serves."""
+        """Start the process; ``is_serving`` reports when it serves."""
         self._gives_up_at = time.monotonic() + _START_TIMEOUT_S
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and files)
@@ -175,7 +175,7 @@ class DemoNode:
             )
 
     def is_serving(self) -> bool:
-        """Whether it serves yet. Raises ``UserError`` when it ended, or takes too long."""
+        """Whether it serves yet. Raises ``UserError`` if it has ended or takes too long."""
         self.require_alive()
         try:
             if httpx.get(f"{self.url}/health", timeout=2.0).status_code == httpx.codes.OK:
@@ -207,7 +207,7 @@ class DemoNode:
             self._process.send_signal(signal.SIGTERM)
 
     def wait_for_end(self, within_s: float) -> None:
-        """Until the process is gone; it and its engine are killed after ``within_s``."""
+        """Wait for the end of the process; it and its engine are killed after ``within_s``."""
         if self._process is None:
             return
         try:
@@ -246,7 +246,7 @@ class DemoNode:
 
     def _log_end(self) -> str:
         text = self._log_path.read_text("utf-8", errors="replace")
-        # Extension modules of vLLM report leaks at exit; they bury what matters.
+        # Extension modules of vLLM report leaks at exit; they hide the error.
         lines = [line for line in text.splitlines() if not line.startswith(_EXIT_NOISE)]
         handle, kept = tempfile.mkstemp(prefix="hisparsed-demo-node-", suffix=".log")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -256,7 +256,7 @@ class DemoNode:
 
 
 def end_nodes(nodes: Sequence[DemoNode], within_s: float) -> None:
-    """End them together. Whatever interrupts the wait kills them at once."""
+    """End them together. An interrupt of the wait kills them at once."""
     try:
         for node in nodes:
             node.ask_to_stop()

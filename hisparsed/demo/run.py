@@ -49,17 +49,17 @@ WHOLE_S = 180.0
 """Time of a demo without ``--for``, from its start to its summary."""
 _LEAST_CALLS_S = 100.0
 _END_S = 6.0
-"""Left of it for the end: nodes that stop, and the report."""
+"""The part of it for the end: stop the nodes, write the report."""
 _LEAVE_VIEW_S = 3.0
 _WATCH_S = 1.0
 _PROGRESS_S = 5.0
 _REQUEST_TIMEOUT_S = 300.0
 _STOP_S = 15.0
 _INTERRUPTED_STOP_S = 3.0
-"""Nothing of them is wanted any more; they are killed after it."""
+"""The nodes are not needed any more; they are killed after this time."""
 _ALL_DECISIONS = 1000
 _FIRST_EVER = ScaledCall(0, (), -1, input_tokens=256, output_tokens=8, think_time_s=0.0)
-"""One call to each node before all: torch sets itself up with the first step."""
+"""One call to each node before all others: torch initialises itself in the first step."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Pair:
 def run_demo(options: DemoOptions, *, say: Callable[[str], None]) -> Comparison:
     """Run both nodes and compare them.
 
-    Raises ``UserError`` when a node does not start or does not last, and ``KeyboardInterrupt``
-    when interrupted; no process is left of either in any case.
+    Raises ``UserError`` when a node does not start or ends early, and ``KeyboardInterrupt`` when
+    interrupted; in every case no process is left.
     """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hisparsed-demo-") as name:
@@ -198,7 +198,7 @@ class _Demo:
         )
 
     async def _size(self, replays: _Replays, workload: Workload) -> Sizing:
-        """The speed that the first calls show, and how many calls follow for it."""
+        """Measure the speed with the first calls, and derive the number of calls from it."""
         self._say(
             f"{workload.concurrency} coding sessions at a time: a live set of "
             f"{workload.live_set_tokens:,} tokens, {workload.load:.1f} times the "
@@ -244,7 +244,7 @@ class _Demo:
 
     @asynccontextmanager
     async def _view(self, replays: _Replays) -> AsyncIterator[None]:
-        """The live view, where it is wanted, until it is left or the block ends."""
+        """The live view, if it is wanted, until the operator leaves it or the block ends."""
         if not self._options.view:
             yield
             return
@@ -276,7 +276,7 @@ class _Demo:
                 self._say(f"The live view failed: {left!r}")
 
     async def _watch(self, replays: _Replays) -> None:
-        """Say what the policy does, as it does it, and now and then how far the replays are."""
+        """Print the decisions of the policy as they happen, and the progress at intervals."""
         seen = 0
         said_at = time.monotonic()
         with ControlClient(replays.pair.on.socket, timeout_s=30.0) as client:
@@ -289,7 +289,7 @@ class _Demo:
                     return
                 try:
                     views = await asyncio.to_thread(client.decisions, limit=60, notable="true")
-                except UserError:  # too busy to answer: later
+                except UserError:  # too busy to answer now
                     continue
                 for line in sentences([view for view in views if view.tick > seen]):
                     self._say(f"  {line}")
@@ -339,7 +339,7 @@ class _Replays:
         return await replay(plan, on_progress=note, stop=self.stop)
 
     def progress_text(self) -> str:
-        """How far both are, and about how long the slower one still needs."""
+        """The progress of both, and the estimated time that the slower one still needs."""
         on, off = (self._latest.get(name) for name in ("on", "off"))
         if on is None or off is None:
             return "no call has ended on both nodes yet"

@@ -1,4 +1,4 @@
-"""The terminal view of both nodes while the demo's calls run, with the demo's progress in it."""
+"""The terminal view of both nodes while the demo's calls run, with the demo's progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Left(StrEnum):
 
 
 class DemoApp(TopApp):
-    """``progress`` is asked for its line with every draw. Begins on the first of ``sessions``."""
+    """Calls ``progress`` for its line in every draw. Starts on the first of ``sessions``."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         # A terminal in raw mode sends Ctrl-C as a key.
@@ -48,7 +48,7 @@ class DemoApp(TopApp):
         ascii_only: bool,
         no_color: bool,
     ) -> None:
-        # A change by hand would make it a comparison of something else.
+        # A change by hand would distort the comparison.
         super().__init__(sessions, readonly=True, ascii_only=ascii_only, no_color=no_color)
         self._progress = progress
 
@@ -66,7 +66,7 @@ class DemoApp(TopApp):
         if not isinstance(screen, (NodeScreen, FleetScreen)):
             return
         words = f"{self._progress()}. q: leave, Ctrl-C: end"
-        with contextlib.suppress(NoMatches):  # a screen that is being built or taken down
+        with contextlib.suppress(NoMatches):  # a screen that is being built or removed
             if screen.query("#demo"):
                 screen.query_one("#demo", Static).update(words)
             else:
@@ -84,7 +84,7 @@ class DemoView:
         self._app: DemoApp | None = None
 
     async def show(self) -> Left:
-        """Until it is left, or ``close`` was called."""
+        """Runs until the operator leaves it, or ``close`` is called."""
         options = make_options(
             [f"{name}={os.fspath(path)}" for name, path in self._sockets.items()],
             socket=None,

@@ -1,7 +1,7 @@
-"""What the demo sends: recorded sessions, how many at a time, and how many calls.
+"""The load of the demo: recorded sessions, how many at a time, and how many calls.
 
-All of it follows from rules that are fixed before the first call, from the node's size and from
-the speed that the first calls show; never from what a node makes of them. Pure.
+It follows from fixed rules, the node's size and the speed of the first calls, never from the result
+of a node. Pure.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from hisparsed.replay.trace import BlockRun, Trace, block_ids
 SCALE = Fraction(1, 64)
 """Token counts of the trace are multiplied by it: a CPU computes about 1,000 tokens per second."""
 SESSION_CALLS = 8
-"""Calls of a session that are sent. Contexts grow with each, so that longer sessions would make
-a run on a fast machine, which has more of them, a heavier load than one on a slow machine."""
+"""Calls of a session that are sent. Contexts grow with each call, so longer sessions would be a
+heavier load on a fast machine, which completes more of them."""
 DEFAULT_LOAD = 1.5
-"""Live set / reach: over-subscribed, and not hopelessly so."""
+"""Live set / reach: moderately over-subscribed."""
 _MOST_SESSIONS = 60
 _PASSES = 10
 """Times that the trace can be sent, each time with different prompts."""
@@ -80,10 +80,10 @@ def make_workload(
     load: float = DEFAULT_LOAD,
     concurrency: int | None = None,
 ) -> Workload:
-    """As many sessions at a time as bring the live set nearest to ``load`` times the reach.
+    """The number of sessions at a time with which the live set is nearest to ``load`` times the
+    reach.
 
-    ``concurrency`` overrules ``load``. Raises ``UserError`` for a load that no number of sessions
-    has.
+    ``concurrency`` overrules ``load``. Raises ``UserError`` for an impossible load.
     """
     scaled = scale_trace(trace, SCALE, max_model_len)
     sessions = tuple(
@@ -117,7 +117,7 @@ def make_workload(
 
 
 def _again(sessions: tuple[ScaledSession, ...], number: int) -> Iterable[ScaledSession]:
-    """The sessions with other prompts, which share as much among themselves as before."""
+    """The sessions with other prompts, which share prefixes among themselves as before."""
     if number == 0:
         return sessions
     runs = [run for one in sessions for call in one.calls for run in call.blocks]
@@ -135,7 +135,7 @@ def _again(sessions: tuple[ScaledSession, ...], number: int) -> Iterable[ScaledS
 
 
 def work_of(calls: Iterable[ScaledCall]) -> int:
-    """What ``calls`` cost when nothing of their prompts is held, in tokens of prefill."""
+    """The cost of ``calls`` without any held prefix, in tokens of prefill."""
     return sum(call.input_tokens + _beside_prompt(call) for call in calls)
 
 
@@ -146,7 +146,7 @@ def _beside_prompt(call: ScaledCall) -> int:
 def calls_within(workload: Workload, work: float) -> int:
     """How many calls after the first ones cost ``work`` tokens of prefill with the policy off.
 
-    The order is that of arrival, and prompts are held by recency as far as the reach goes.
+    The order is that of arrival, and prompts are held by recency, up to the reach.
     """
     held: OrderedDict[int, int] = OrderedDict()
     room = workload.reach_tokens
