@@ -106,6 +106,9 @@ class SpeedDescription(_Section):
     """The same of one pass of the drafting layer, and the output head that it uses."""
     gather_overlap: Fraction
     """Share of the row reads that computing hides."""
+    prefill_reads: Fraction = 1.0
+    """Share of a prompt's rows on the host that each GPU reads for every chunk. vLLM reads all;
+    less is for studies: GPUs that read a part each and exchange, or only what is selected."""
     acceptance: tuple[Fraction, ...]
     """Chance that each draft is accepted when those before it were."""
 

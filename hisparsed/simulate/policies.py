@@ -2,9 +2,9 @@
 
 A policy is written NAME or NAME,KEY=VALUE,...: a shipped policy, a file, `stock` or `standard`. The
 keys are those of the policy document. `pools.hisparse=75%` stands for a split that is fixed there;
-`copies=8`, `offload.policy | threshold | prompt_only` and `host.budget=1TiB` belong to the node,
-not to the document. For a part of a node the sizes and counts of a document are scaled; shares
-and times are not, and rates reach the policy as those of the whole node.
+`copies=8`, `offload.policy | threshold | prompt_only`, `host.budget=1TiB` and `prefill.reads=20%`
+belong to the node, not to the document. For a part of a node the sizes and counts of a document are
+scaled; shares and times are not, and rates reach the policy as those of the whole node.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Store:
     """``None``: as stock vLLM or this node has it."""
     host_budget: int | None = None
     """Bytes of the whole node; ``None``: those of the scenario."""
+    prefill_reads: float | None = None
+    """Share of a prompt's rows on the host that each GPU reads; ``None``: the description's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,8 @@ def _store(place: str, pairs: list[tuple[str, str]]) -> tuple[Store, list[tuple[
             found = replace(found, copies=_count(place, key, value))
         elif key == "host.budget":
             found = replace(found, host_budget=parse_budget(f"{place}: {key}", value))
+        elif key == "prefill.reads":
+            found = replace(found, prefill_reads=_share(place, value))
         else:
             rest.append((key, value))
     return found, rest
@@ -154,8 +158,8 @@ def _stock(spec: str, place: str, pairs: list[tuple[str, str]], store: Store) ->
     for key, value in pairs:
         if key != FIXED_SPLIT:
             raise UserError(
-                f"{place}: stock vLLM has no {key}; {FIXED_SPLIT}, copies, host.budget and "
-                "offload.* are known"
+                f"{place}: stock vLLM has no {key}; {FIXED_SPLIT}, copies, host.budget, "
+                "prefill.reads and offload.* are known"
             )
         share = _share(place, value)
     if share == 0:
@@ -167,6 +171,8 @@ def _standard(spec: str, place: str, pairs: list[tuple[str, str]], store: Store)
     unknown = [key for key, _ in pairs]
     if store.copies is not None:
         unknown.append("copies")
+    if store.prefill_reads is not None:
+        unknown.append("prefill.reads")
     if unknown:
         raise UserError(
             f"{place}: vLLM without HiSparse has no {unknown[0]}; host.budget and offload.* are "

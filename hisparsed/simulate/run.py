@@ -234,8 +234,12 @@ def run_policy(
     sizes, command = fitting_sizes(scenario, policy), None
     if sizes.lent_blocks is not None:
         command = EngineCommand(offload_target_blocks=sizes.lent_blocks)
+    described = scenario.node
+    if policy.store.prefill_reads is not None:
+        speed = described.speed.model_copy(update={"prefill_reads": policy.store.prefill_reads})
+        described = described.model_copy(update={"speed": speed})
     options = SimulatedOptions(
-        node=scenario.node,
+        node=described,
         model_folder=work_folder / "model",
         host_budget_bytes=sizes.host_budget,
         max_lease_rows=sizes.lease_rows,

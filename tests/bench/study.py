@@ -123,6 +123,9 @@ _SHORT = ("--for", "20m", "--warmup", "8m")
 _COLD = ("--for", "10m", "--warmup", "3m")
 _CHANGE = ("--for", "24m", "--warmup", "6m", "--load", "0.5")
 _OPENHANDS = ("--for", "3m", "--warmup", "45s", "--scale", "1/4", "--trace")
+_READS = {share: f"{ADAPTIVE},prefill.reads={share}%" for share in (75, 25, 0)}
+"""Of a prompt's rows on the host: only what its chunks select, an eighth for each GPU and their
+exchange, and none, which nothing can beat (``tests.bench.prefix_reads``)."""
 _HOT = (_held(5), _held(2), ADAPTIVE, f"{ADAPTIVE},hot.sharing=marginal-gain")
 _SPREAD = ("--curve-spread", "1")
 
@@ -283,6 +286,21 @@ EXPERIMENTS = (
     ),
     *_halves("half-agents", (_AGENTS, *_SHORT), users=(128,)),
     *_halves("half-chat", (_CHAT, *_SHORT), loads=(1.0,)),
+    Experiment(
+        "prefix-openhands",
+        (ADAPTIVE, *_READS.values()),
+        (*_OPENHANDS, "openhands"),
+        users=(16, 32),
+        seeds=2,
+        columns=(*STEPS, "unserved"),
+    ),
+    Experiment(
+        "prefix",
+        (ADAPTIVE, _READS[25]),
+        ("--trace", _AGENTS, "--for", "14m", "--warmup", "6m"),
+        users=(96, 128, 64),
+        columns=(*MEMORY, "link"),
+    ),
     Experiment(
         "openhands-one",
         ("standard", "stock", ADAPTIVE),

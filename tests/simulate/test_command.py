@@ -72,6 +72,8 @@ def test_a_sweep_steps_from_first_to_last() -> None:
         ("policy,pools.hisparse=many", UserError, "'many' is not a share"),
         ("policy,tick.a=1", UserError, "--policy policy,tick.a=1: tick.a is below tick"),
         ("policy,hot=off,hot.min=1", UserError, "hot.min is below hot, which is a value"),
+        ("standard,prefill.reads=20%", UserError, "without HiSparse has no prefill.reads"),
+        ("policy,prefill.reads=2", UserError, "'2' is not a share"),
         ("standard,copies=8", UserError, "without HiSparse has no copies; host.budget and"),
         ("standard,pools.hisparse=50%", UserError, "without HiSparse has no pools.hisparse"),
     ],

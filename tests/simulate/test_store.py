@@ -45,6 +45,7 @@ def hits(measures: Measures) -> int:
 def test_the_options_are_of_the_node_not_of_the_document() -> None:
     chosen = choose_policy("policy,offload.policy=arc,offload.threshold=2,copies=8,hot.start=3")
     assert chosen.store == Store(eviction="arc", threshold=2, copies=8)
+    assert choose_policy("stock,prefill.reads=25%").store.prefill_reads == 0.25
     assert chosen.text is not None
     assert "copies" not in chosen.text
     assert choose_policy("stock,offload.prompt_only=true").store.prompt_only
@@ -123,6 +124,19 @@ def test_answers_that_are_not_offloaded_are_computed_again(tmp_path: Path) -> No
         for only in ("false", "true")
     )
     assert hits(prompts) < hits(all_of_it)
+
+
+@pytest.mark.long
+@pytest.mark.engine
+def test_prompts_read_the_share_of_their_prefix_that_the_policy_says(tmp_path: Path) -> None:
+    """Misses are read as before, so reads fall by less than the share."""
+    read = {
+        share: run(tmp_path, f"policy,prefill.reads={share}%", traffic=MANY, host_budget=400 << 20)
+        .samples[-1]
+        .link_bytes
+        for share in (100, 0)
+    }
+    assert 0 < read[0] < read[100]
 
 
 @pytest.mark.engine

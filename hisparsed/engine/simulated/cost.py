@@ -175,6 +175,7 @@ class CostModel:
         self._to_gpu_s = float(min(gpu.copy_bandwidth, node.host.memory_bandwidth / gpu.count))
         self._to_host_s = float(min(gpu.copy_bandwidth, node.host.memory_bandwidth))
         self._exposed = 1 - speed.gather_overlap
+        self._prefill_reads = speed.prefill_reads
         self._overhead_s = speed.step_overhead_ms / 1e3
         self._core = node.core
         self._schedules_ahead = node.engine.concurrent_batches > 1
@@ -233,7 +234,8 @@ class CostModel:
 
     def gather_bytes(self, work: StepWork) -> float:
         """Bytes of row reads on each GPU, of the scaled node."""
-        return (work.loaded_rows + work.staged_rows) * self._row_bytes
+        staged = work.staged_rows * self._prefill_reads
+        return (work.loaded_rows + staged) * self._row_bytes
 
     def loaded_bytes(self, work: StepWork) -> float:
         """Bytes of these that the resolvers count: the misses of decode steps."""

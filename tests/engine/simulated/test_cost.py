@@ -112,6 +112,19 @@ def test_overlap_hides_its_share_of_the_row_reads(h200: NodeDescription) -> None
     assert exposed.total_s - hidden.total_s == pytest.approx(exposed.gather_s / 2)
 
 
+def test_gpus_that_read_a_part_of_a_prompt_each_still_read_all_that_decoding_misses(
+    h200: NodeDescription,
+) -> None:
+    eighth = h200.model_copy(
+        update={"speed": h200.speed.model_copy(update={"prefill_reads": 1 / 8})}
+    )
+    work = StepWork(tokens=600, loaded_rows=100.0, staged_rows=8000.0)
+    row = h200.model.row_bytes * h200.model.layers
+    assert CostModel(h200).gather_bytes(work) == 8100 * row
+    assert CostModel(eighth).gather_bytes(work) == 1100 * row
+    assert CostModel(eighth).loaded_bytes(work) == 100 * row
+
+
 def with_core(node: NodeDescription, batches: int, **core: float) -> NodeDescription:
     engine = node.engine.model_copy(update={"concurrent_batches": batches})
     return node.model_copy(update={"engine": engine, "core": CoreDescription(**core)})
