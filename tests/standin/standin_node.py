@@ -21,6 +21,7 @@ from vllm_trees import INSTALLED, over_installed_libraries, versions
 from hisparsed.control.status.document import EngineStatus
 from hisparsed.engine.cuda.model_config import tiny_config
 from hisparsed.engine.reference.model_folder import write_model_folder
+from hisparsed.node.engine.shared_memory import SharedMemoryRecord
 from hisparsed.policy.signals import Snapshot
 
 LONG = 620
@@ -120,6 +121,11 @@ class CudaNode(ServeProcess):
             **environment,
         )
         self.http.timeout = httpx.Timeout(300.0)
+
+    def kill(self) -> None:
+        """And remove its shared memory, as the next start on its folder would."""
+        super().kill()
+        SharedMemoryRecord(self.files.state_dir).remove()
 
     def wait_until_ready(self) -> ServeProcess:
         serve_process.START_S = START_S

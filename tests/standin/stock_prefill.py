@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 from serve_process import plain_environment, until
 from standin_node import START_S, complete, on_stand_ins
 
 from hisparsed.demo.node import free_port
+from hisparsed.node.engine.shared_memory import SharedFile, mapped_by, remove_left
 
 CARD_BYTES = 64 * 2**20
 
@@ -90,7 +92,19 @@ class StockPrefill:
         return dict(answer["kv_transfer_params"])
 
     def kill(self) -> None:
+        """And remove its shared memory, which nothing else would."""
         self.http.close()
+        shared: set[SharedFile] = set()
         if self.process.poll() is None:
+            serving = psutil.Process(self.process.pid)
+            for one in (serving, *serving.children(recursive=True)):
+                shared |= mapped_by(one.pid)
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(40.0)
+        until("its shared memory is free", lambda: not _kept(shared))
+
+
+def _kept(shared: set[SharedFile]) -> bool:
+    """Whether some of it is still held, once the rest is removed."""
+    remove_left(shared)
+    return any(file.is_there() for file in shared)
