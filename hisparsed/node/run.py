@@ -31,7 +31,13 @@ from hisparsed.control.watch import report_gpus
 from hisparsed.engine.environment import set_process_start
 from hisparsed.errors import EXIT_ENGINE_GONE, UserError
 from hisparsed.logs.event_ids import NODE_KIND
-from hisparsed.node.engine.processes import STATE_ENV, end_orphans
+from hisparsed.node.engine.processes import (
+    DAEMON_ENV,
+    STATE_ENV,
+    daemon_on,
+    end_orphans,
+    started,
+)
 from hisparsed.node.engine.records import EngineRecord
 from hisparsed.node.engine.shared_memory import SharedMemoryRecord
 from hisparsed.node.engine.start import StoppedWhileStarting, start_session
@@ -137,8 +143,17 @@ def run_node(
 
 
 def _begin_alone(state_dir: Path) -> None:
-    """Call with the lock on ``state_dir`` held: what a killed daemon left ends or is removed."""
+    """Call with the lock on ``state_dir`` held: what a killed daemon left ends or is removed.
+
+    Raises ``UserError`` if a daemon lives whose lock was removed with its folder.
+    """
+    if (daemon := daemon_on(state_dir)) is not None:
+        raise UserError(
+            f"state_dir: {state_dir} belongs to a running daemon (pid {daemon}), although its lock "
+            "was removed; stop it or set another state_dir"
+        )
     os.environ[STATE_ENV] = str(state_dir)
+    os.environ[DAEMON_ENV] = started(os.getpid())
     # vLLM renames its processes with setproctitle, which would overwrite the marks that identify
     # them.
     os.environ["SPT_NOENV"] = "1"

@@ -25,7 +25,8 @@ from serve_process import NodeFiles, ServeProcess, hisparsed, until
 from streaming import COMPLETIONS, call
 
 from hisparsed.control.api.socket import is_live
-from hisparsed.node.engine.processes import is_held, orphans
+from hisparsed.node.engine.processes import orphans
+from hisparsed.node.engine.shared_memory import is_held
 from hisparsed.operations.checks import EXIT_FATAL
 
 PHASES = ("start", "serve", "restart", "stop")

@@ -109,6 +109,26 @@ async def test_an_upgrade_is_answered_as_the_request_that_it_also_is(edge: Edge)
         assert answer.status == 200
 
 
+@pytest.mark.parametrize("cut", [0, 1, 9])
+async def test_a_body_is_read_although_the_client_asks_for_http_2(edge: Edge, cut: int) -> None:
+    """Whether it comes with its headers or later, and as the next requests of the connection."""
+    client = await edge.client()
+    asks = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    for _ in range(2):
+        sent = request("POST", "/v1/completions", b'{"a": 1}', headers=asks)
+        await client.send(sent[: len(sent) - cut])
+        await client.send(sent[len(sent) - cut :])
+        assert (await client.answer()).status == 200
+    assert edge.calls == [("POST", "/v1/completions", b'{"a": 1}')] * 2
+
+
+async def test_a_tunnel_is_refused(edge: Edge) -> None:
+    client = await edge.client()
+    await client.send(b"CONNECT elsewhere:443 HTTP/1.1\r\nhost: elsewhere\r\n\r\n")
+    assert (await client.answer()).status == 400
+    assert edge.calls == []
+
+
 async def test_pipelined_requests_are_answered_in_order(edge: Edge) -> None:
     client = await edge.client()
     paths = [f"/v1/models/{number}" for number in range(20)]

@@ -115,6 +115,7 @@ PURE = [
     "hisparsed.policy.decisions",
     "hisparsed.policy.derived",
     "hisparsed.policy.events",
+    "hisparsed.policy.forecasts",
     "hisparsed.policy.reach",
     "hisparsed.policy.signals",
 ]

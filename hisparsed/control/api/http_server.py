@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
@@ -121,6 +121,19 @@ class _Phase(Enum):
     CLOSED = auto()
 
 
+_OF_UPGRADES = (b"upgrade", b"http2-settings")
+
+
+def _plain(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """Without those that ask for another protocol."""
+    for name, value in headers:
+        if name == b"connection":
+            words = [word.strip() for word in value.split(b",")]
+            yield name, b", ".join(word for word in words if word.lower() not in _OF_UPGRADES)
+        elif name not in _OF_UPGRADES:
+            yield name, value
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. ``bounded_protocol`` makes the class that a server's configuration takes."""
 
@@ -153,9 +166,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._phase is _Phase.IDLE:
             self._enter(_Phase.HEADERS)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # answered as the plain request that it also is
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._broken = self._broken or Cut.MALFORMED
         if self._phase is _Phase.HEADERS:
@@ -164,6 +178,21 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._broken = Cut.HEADERS_TOO_LARGE
         if self._broken is not None:
             self._refuse(self._broken)
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Parse the request again as the plain one that it also is.
+
+        The parser leaves out the body of a request with ``Upgrade: h2c``, which some clients send
+        with each first request.
+        """
+        if (method := self.parser.get_method()) == b"CONNECT":
+            self._broken = Cut.MALFORMED
+            return
+        words = [method, self.url, b"HTTP/1.1"]
+        lines = [b" ".join(words), *(b": ".join(one) for one in _plain(self.headers)), b"", b""]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"\r\n".join(lines) + rest)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -174,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > self.bounds.limits.header_bytes:
             self._broken = Cut.HEADERS_TOO_LARGE
-        if self._broken is not None:
+        if self._broken is not None or self.parser.should_upgrade():
             return
         super().on_headers_complete()
         self._asked = True
@@ -185,7 +214,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._broken is not None:
+        if self._broken is not None or self.parser.should_upgrade():
             return
         super().on_message_complete()
         self._enter(_Phase.ANSWERING if self._answering() else _Phase.IDLE)

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,6 +27,8 @@ log = logging.getLogger("hisparsed.daemon")
 
 STATE_ENV = "HISPARSED_STATE_DIR"
 """The state folder of the daemon, for the processes that it starts."""
+DAEMON_ENV = "HISPARSED_DAEMON"
+"""When the daemon started (``started``), for the same."""
 COMPILERS = frozenset(
     {"nvcc", "cicc", "ptxas", "nvlink", "fatbinary", "cudafe++", "ninja"}
     | {"gcc", "g++", "cc1", "cc1plus", "clang", "clang++", "as", "ld"}
@@ -148,18 +150,41 @@ class ProcessesSince:
 
 
 def orphans(state_dir: Path) -> list[psutil.Process]:
-    """Processes of engines on ``state_dir``; no daemon may run there.
+    """Processes of engines on ``state_dir`` whose daemon has ended.
 
     An engine ends when its daemon ends, unless it is stopped or stuck in the kernel.
     """
-    found = []
+    return [process for process, daemon in _of_engines(state_dir) if daemon is None]
+
+
+def daemon_on(state_dir: Path) -> int | None:
+    """The process id of a daemon whose engine runs on ``state_dir``, whoever has the lock."""
+    return next((daemon for _, daemon in _of_engines(state_dir) if daemon is not None), None)
+
+
+def _of_engines(state_dir: Path) -> Iterator[tuple[psutil.Process, int | None]]:
+    """Processes with the process id of their daemon, ``None`` if that has ended."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             environ = process.environ()
             ours = environ.get(LAUNCHED_ENV) == "1" and environ.get(STATE_ENV) == str(state_dir)
             if ours and process.pid != os.getpid() and _holds_memory(process):
-                found.append(process)
-    return found
+                yield process, _daemon_of(process, environ.get(DAEMON_ENV))
+
+
+def _daemon_of(process: psutil.Process, daemon_started: str | None) -> int | None:
+    """A process that loses its parent gets another one, so only a living daemon is found."""
+    ancestors = (one.pid for one in process.parents())
+    return next((pid for pid in ancestors if started(pid) == (daemon_started or "unknown")), None)
+
+
+def started(pid: int) -> str:
+    """When a process started, in ticks since boot: the same in every PID namespace."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]
 
 
 def end_orphans(state_dir: Path) -> list[int]:

@@ -15,15 +15,20 @@ from uuid import uuid4
 
 import pytest
 
-from hisparsed.engine.plugin import EXIT_PARENT_GONE, Guard
+from hisparsed.engine.plugin import EXIT_PARENT_GONE, LAUNCHED_ENV, Guard
+from hisparsed.errors import UserError
 from hisparsed.node.engine.processes import (
+    DAEMON_ENV,
     STATE_ENV,
     EngineProcesses,
     ProcessesSince,
+    daemon_on,
     end_orphans,
     exit_text,
     orphans,
+    started,
 )
+from hisparsed.node.run import _begin_alone
 
 SLEEP = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -223,6 +228,35 @@ def test_an_engine_process_without_its_daemon_is_found_and_ended(
     assert left.wait(10) == -signal.SIGKILL
     assert orphans(tmp_path) == []
     assert end_orphans(tmp_path) == []
+
+
+def test_an_engine_process_whose_daemon_lives_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the daemon has lost its lock, because somebody removed the state folder."""
+    named = {LAUNCHED_ENV: "1", STATE_ENV: str(tmp_path), DAEMON_ENV: started(os.getpid())}
+    begin = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], stdin=0)"
+    wait = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", begin, "-c", wait],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **named},
+    ) as parent:
+        assert parent.stdout is not None
+        assert int(parent.stdout.readline()) != parent.pid, "a worker of an engine"
+        assert daemon_on(tmp_path) == os.getpid()
+        assert orphans(tmp_path) == []
+        assert end_orphans(tmp_path) == []
+        assert parent.poll() is None
+        monkeypatch.delenv(STATE_ENV, raising=False)
+        with pytest.raises(
+            UserError, match=rf"state_dir: .*a running daemon \(pid {os.getpid()}\)"
+        ):
+            _begin_alone(tmp_path)
+        assert STATE_ENV not in os.environ
+        parent.communicate(timeout=60)
 
 
 def test_an_engine_process_of_another_state_folder_is_left_alone(
