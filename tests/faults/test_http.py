@@ -300,6 +300,7 @@ def raise_file_limit(wanted: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+@pytest.mark.long
 async def test_ten_thousand_idle_connections_keep_nobody_out() -> None:
     limits = HttpLimits(connections=4_096, header_s=60.0)
     raise_file_limit(IDLE + limits.connections + 1_000)

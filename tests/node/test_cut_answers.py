@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from serve_process import START_S, NodeFiles, ServeProcess, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 
 ROOM = {
     "reference": {"gpu_blocks": 2400, "max_model_len": 1024, "max_num_seqs": 16},
@@ -38,7 +38,6 @@ def to_group(number: signal.Signals) -> Callable[[ServeProcess], None]:
     return lambda node: os.killpg(node.pid, number)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "outcome"),
     [
@@ -112,12 +111,12 @@ def restart(drain_s: float) -> Callable[[ServeProcess], None]:
 @pytest.mark.parametrize(
     ("end", "outcome"),
     [
-        pytest.param(restart(60), WHOLE, marks=pytest.mark.long),
-        pytest.param(restart(0), ERROR, marks=pytest.mark.long),
+        (restart(60), WHOLE),
+        (restart(0), ERROR),
         (to_engine(signal.SIGTERM), ERROR),
-        pytest.param(to_engine(signal.SIGINT), ERROR, marks=pytest.mark.long),
-        pytest.param(to_engine(signal.SIGKILL), ERROR, marks=pytest.mark.long),
-        pytest.param(to_engine(signal.SIGSTOP), ERROR, marks=pytest.mark.long),
+        (to_engine(signal.SIGINT), ERROR),
+        (to_engine(signal.SIGKILL), ERROR),
+        (to_engine(signal.SIGSTOP), ERROR),
     ],
     ids=["restart", "restart at once", "SIGTERM", "SIGINT", "SIGKILL", "hang"],
 )
