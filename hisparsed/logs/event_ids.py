@@ -59,7 +59,7 @@ _WORDED: Final = (
         "calls-cut",
         "warning",
         "the engine ended, or the drain time had passed; each client got an error of its API",
-        "%s were cut off; their clients got an error.",
+        "Cut off %s; clients got an error.",
     ),
     LogEvent(
         "bookkeeping-not-known",

@@ -106,6 +106,8 @@ def _remove_empty(state_dir: Path, made: Sequence[Path]) -> None:
 def make_state_dir(path: Path) -> None:
     """Create the state folder; raises ``UserError`` when it cannot be written."""
     try:
+        if path.exists() and not path.is_dir():
+            raise UserError(f"state_dir: {path} is not a folder; remove it or set another folder")
         path.mkdir(mode=0o750, parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "no permission to write", str(path))

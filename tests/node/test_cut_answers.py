@@ -73,7 +73,7 @@ def ends_as(node: ServeProcess, end: Callable[[ServeProcess], None], outcome: st
     assert background in (outcome, GONE), background
     assert found == dict.fromkeys(found, outcome), node.log_end()
     if outcome == ERROR:
-        assert f"{len(KINDS)} calls were cut off" in node.log()
+        assert f"ut off {len(KINDS)} calls" in node.log()
     else:
         assert "Stopped; all calls ended." in node.log()
     node.assert_nothing_left()

@@ -41,6 +41,8 @@ def test_a_state_folder_under_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"state_dir: .*file/state cannot be used"):
         make_state_dir(tmp_path / "file" / "state")
+    with pytest.raises(UserError, match=r"state_dir: .*file is not a folder; remove it"):
+        make_state_dir(tmp_path / "file")
 
 
 def test_what_everybody_could_read_in_the_state_folder_is_closed(tmp_path: Path) -> None:

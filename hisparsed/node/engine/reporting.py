@@ -15,7 +15,7 @@ from hisparsed.node.engine.supervision import Died, Supervision
 from hisparsed.node.service import ServiceManager
 from hisparsed.policy.events import EventKind
 from hisparsed.policy.keys import PendingRestart
-from hisparsed.policy.units import format_duration
+from hisparsed.policy.units import counted, format_duration
 
 
 def plan_sentence(
@@ -115,7 +115,7 @@ class EngineReporter:
         self._event(EventKind.ENGINE_GONE, f"The engine is gone. {self._given_up(state)}")
 
     def stopped(self, cut: int) -> None:
-        words = f"Stopped; {cut} calls were cut off." if cut else "Stopped; all calls ended."
+        words = f"Stopped; cut off {counted(cut, 'call')}." if cut else "Stopped; all calls ended."
         self._event(EventKind.STOPPED, words)
 
     def _given_up(self, state: Supervision) -> str:

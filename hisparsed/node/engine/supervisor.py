@@ -346,7 +346,7 @@ class Supervisor:
         self._ending = None
         cut, self._told_cut = upstream.ended[How.CUT] - self._told_cut, upstream.ended[How.CUT]
         if cut:
-            log.warning("%s were cut off; their clients got an error.", counted(cut, "call"))
+            log.warning("Cut off %s; clients got an error.", counted(cut, "call"))
         if why is not None:
             self._look_for_kernel_errors()
             document = self._evidence(why, at_unix_s, processes, status, session.latest.outcome)
