@@ -41,7 +41,7 @@ from hisparsed.node.resources import noted_folder
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
 SUPERVISION = {
-    "most_restarts": 4,
+    "most_restarts": 5,
     "first_wait": "200ms",
     "longest_wait": "1s",
     "hang_after": "3s",
@@ -416,7 +416,7 @@ def test_too_many_deaths_end_the_daemon_and_the_next_one_knows_the_last_good_val
     # A daemon that takes the signal for its own ends with 0.
     assert node.wait(60) == EXIT_ENGINE_GONE, node.log_end()
     node.assert_nothing_left()
-    assert "supervision.most_restarts 4" in node.log()
+    assert "supervision.most_restarts 5" in node.log()
     with closing(sqlite3.connect(node.files.state_dir / FILE_NAME)) as journal:
         kinds = [kind for (kind,) in journal.execute("SELECT kind FROM events")]
         ticks = journal.execute("SELECT count(*) FROM ticks").fetchone()[0]
